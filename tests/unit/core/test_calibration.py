@@ -1,0 +1,85 @@
+import numpy as np
+import pytest
+
+from dspark.core.calibration import apply, auc, brier, ece, fit_sts, reliability
+
+
+def test_apply_divides_by_the_position_s_temperature() -> None:
+    odds = np.log([3.0, 1.0, 9.0])
+    np.testing.assert_allclose(apply(odds, [1.0, 1.0, 2.0, 5.0]), [0.75, 0.5, 0.75])
+
+
+def test_apply_survives_extreme_logits() -> None:
+    np.testing.assert_array_equal(apply([[-1e4, 1e4]], [0.1, 0.1]), [[0.0, 1.0]])
+
+
+class TestFit:
+    logits = np.tile(np.log([[4.0, 4.0]]), (1000, 1))  # says 0.8 everywhere
+
+    def test_positions_with_too_little_data_keep_their_confidences(self) -> None:
+        temperatures = fit_sts(
+            self.logits, np.zeros(1000), np.r_[np.full(10, 2), np.ones(990)], min_count=100
+        )
+        assert temperatures[0] != 1
+        assert temperatures[1] == 1
+
+    def test_a_calibrated_head_is_left_alone(self) -> None:
+        accepted = np.repeat([0, 1, 2], [200, 160, 640])
+        assert fit_sts(self.logits, accepted, np.full(1000, 2)).tolist() == [1.0, 1.0]
+
+    def test_what_was_not_verified_is_not_a_failure(self) -> None:
+        """800 of 1000 pass position 1; of the 500 that admitted a second token, 320 keep both."""
+        admitted = np.repeat([1, 2], 500)
+        accepted = np.concatenate(
+            [np.repeat([0, 1], [100, 400]), np.repeat([0, 1, 2], [100, 80, 320])]
+        )
+        assert fit_sts(self.logits, accepted, admitted).tolist() == [1.0, 1.0]
+
+    def test_ties_go_to_the_temperature_nearest_to_one(self) -> None:
+        even = np.zeros((400, 1))  # the temperature of a zero logit changes nothing
+        assert fit_sts(even, np.zeros(400), np.ones(400), grid=[0.5, 1.1, 3.0])[0] == 1.1
+
+
+class TestReliability:
+    def test_bins(self) -> None:
+        diagram = reliability([0.0, 0.24, 0.25, 1.0], [0, 1, 1, 0], bins=4)
+        assert diagram.count.tolist() == [2, 1, 0, 1]
+        assert diagram.predicted.tolist() == [0.12, 0.25, 0.0, 1.0]
+        assert diagram.observed.tolist() == [0.5, 1.0, 0.0, 0.0]
+
+    def test_ece_weighs_bins_by_their_count(self) -> None:
+        assert ece([0.1, 0.1, 0.9], [0, 0, 0]) == pytest.approx((2 * 0.1 + 0.9) / 3)
+
+    def test_ece_cancels_inside_a_bin_only(self) -> None:
+        assert ece([0.5, 0.5], [0, 1]) == 0
+        assert ece([0.2, 0.8], [1, 0]) == pytest.approx(0.8)
+
+    def test_no_data_has_no_error(self) -> None:
+        assert ece([], []) == 0
+
+
+def test_brier_is_the_mean_square() -> None:
+    assert brier([1.0, 0.5], [0, 1]) == pytest.approx(0.625)
+    with pytest.raises(ValueError, match="no predictions"):
+        brier([], [])
+
+
+class TestAuc:
+    @pytest.mark.parametrize(
+        ("scores", "labels", "area"),
+        [
+            ([0.1, 0.2, 0.3], [0, 0, 1], 1.0),
+            ([0.3, 0.2, 0.1], [0, 0, 1], 0.0),
+            ([0.5, 0.5], [0, 1], 0.5),
+            ([0.1, 0.5, 0.5, 0.9], [0, 0, 1, 1], 3.5 / 4),
+        ],
+    )
+    def test_share_of_ordered_pairs(
+        self, scores: list[float], labels: list[int], area: float
+    ) -> None:
+        assert auc(scores, labels) == area
+
+    @pytest.mark.parametrize("label", [0, 1])
+    def test_one_kind_of_label_is_not_enough(self, label: int) -> None:
+        with pytest.raises(ValueError, match="both labels"):
+            auc([0.1, 0.2], [label, label])
