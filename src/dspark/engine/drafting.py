@@ -1,0 +1,173 @@
+"""The drafter's side of a step: who drafts, what the drafter must be told, what its reply is worth.
+
+A drafter is never trusted and never waited for: what is missing or does not fit becomes an empty
+draft, that row is decoded plainly, and the sequence is synchronised anew.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from dspark.core.calibration import Array
+from dspark.core.cost import StepCost
+from dspark.core.errors import StaleStepError
+from dspark.core.planner import Planner
+from dspark.core.survival import CurrentScores
+from dspark.core.types import DraftBatch, DrafterInfo, DraftReply, DraftRow, SequenceKey
+from dspark.engine.drafts import Calibrator, is_usable
+from dspark.engine.events import FeatureFetch, GateStatus
+from dspark.engine.gate import DraftGate
+from dspark.engine.history import History
+from dspark.engine.sequence import Sequence
+from dspark.engine.step import Row, Step
+
+
+class Drafting:
+    """Everything the engine knows about its drafter, attached or not."""
+
+    def __init__(self, planner: Planner, cost: StepCost | None, vocab_size: int) -> None:
+        self._planner = planner
+        self._vocab_size = vocab_size
+        self._gate = DraftGate(planner, cost)
+        self._info: DrafterInfo | None = None
+        self._incarnation: int | None = None  # of the last drafter attached
+        self._calibrator: Calibrator | None = None
+        self._history = History(block_size=0)
+        self._closes: set[SequenceKey] = set()
+
+    @property
+    def status(self) -> GateStatus:
+        return self._gate.status
+
+    @property
+    def has_closes(self) -> bool:
+        return self._info is not None and bool(self._closes)
+
+    @property
+    def block_size(self) -> int:
+        return 0 if self._info is None else self._info.block_size
+
+    def attach(self, info: DrafterInfo | None, running: Iterable[Sequence]) -> None:
+        """See `Engine.attach_drafter`."""
+        if info is not None and info.incarnation != self._incarnation:
+            self._calibrator = Calibrator(info)
+            self._incarnation = info.incarnation
+            self._history = History(info.block_size)
+            self._closes.clear()
+            for sequence in running:
+                sequence.forget_drafter()
+        self._info = info
+        if info is None:
+            self._gate.close("no drafter attached")
+        elif self._planner.draft_length(info.block_size) == 0:
+            self._gate.close(f"planner {self._planner.name} never drafts")
+        else:
+            self._gate.open()
+
+    def close(self, sequence: Sequence) -> None:
+        """The sequence is over; the drafter is told with the next batch, if it may hold it."""
+        if sequence.known_to_drafter:
+            self._closes.add(sequence.key)
+
+    def choose(self, step: Step, max_batch_tokens: int) -> tuple[FeatureFetch, ...]:
+        """Decide, from history and committed state, which rows draft and how many tokens.
+
+        Returns the features to fetch first.
+        """
+        length = 0 if self._info is None else self._planner.draft_length(self._info.block_size)
+        for row in step.rows:
+            if row.decoding:
+                row.max_draft = min(length, row.sequence.remaining - 1)  # the target adds one
+        able = [row for row in step.rows if row.max_draft]
+        load = step.load(step.caps(), max_batch_tokens, drafted=True)
+        drafting = able[: self._gate.decide(self._history, load)] if able else []
+        for row in able[len(drafting) :]:
+            row.max_draft = 0
+        return tuple(
+            FeatureFetch(row.sequence.key, context.wanted_start, row.sequence.computed_len)
+            for row in drafting
+            if (context := row.sequence.draft_context).has_gap
+        )
+
+    def wants_features(self, row: Row) -> bool:
+        """Whether the verdict of `row` should bring features, because the next step may draft."""
+        return (
+            self._gate.likely_to_draft
+            and not row.sequence.draft_context.has_gap
+            and row.sequence.remaining > 2  # one for this step's token, two for a draft to pay
+        )
+
+    def batch(self, step: Step, *, idle: bool) -> DraftBatch | None:
+        """The step's draft batch. Closes wait for company, unless the engine is `idle`."""
+        if self._info is None:
+            return None
+        rows = [
+            row for row in step.rows if row.max_draft and not row.sequence.draft_context.has_gap
+        ]
+        if not rows and not (idle and self._closes):
+            return None
+        step.drafter = self._info
+        step.drafter_closes = tuple(sorted(self._closes))
+        for row in rows:
+            row.sequence.known_to_drafter = True
+            row.asked = True
+        return DraftBatch(
+            step.number,
+            tuple(_draft_row(row) for row in rows),
+            step.drafter_closes,
+        )
+
+    def receive(self, step: Step, reply: DraftReply | None) -> None:
+        """Take the usable drafts. Raises StaleStepError for the reply of another step."""
+        if reply is not None and reply.step != step.number:
+            raise StaleStepError(
+                f"The draft reply is for step {reply.step}, not {step.number}: drop it instead."
+            )
+        if self._info is not step.drafter:
+            reply = None  # detached or replaced meanwhile: its answer means nothing now
+        drafts = {} if reply is None else {draft.key: draft for draft in reply.drafts}
+        if reply is not None:
+            self._closes.difference_update(step.drafter_closes)
+        for row in step.rows:
+            if not row.asked:
+                continue
+            sequence, draft = row.sequence, drafts.get(row.sequence.key)
+            mode = sequence.request.sampling.mode
+            if draft is not None and is_usable(draft, row.max_draft, mode, self._vocab_size):
+                row.draft = draft
+                sequence.draft_context.delivered(sequence.committed_len)
+            else:
+                sequence.draft_context.forget(sequence.computed_len)
+                step.resynced += reply is not None
+
+    def scores(self, step: Step) -> CurrentScores:
+        """Calibrated survival of the drafts of the rows that commit; 0 where there is none."""
+        return CurrentScores.from_confidences(
+            [self._confidences(row) for row in step.committing], self.block_size
+        )
+
+    def record(self, step: Step) -> None:
+        """Remember how the judged drafts turned out."""
+        if step.scores is None or step.drafter is not self._info:
+            return
+        for row, survival in zip(step.committing, step.scores.survival, strict=True):
+            if row.proposed and row.accepted is not None:
+                self._history.record(survival, row.admitted, row.accepted)
+
+    def _confidences(self, row: Row) -> Array:
+        if row.draft is None or self._calibrator is None:
+            return np.zeros(0)
+        return self._calibrator.confidences(row.draft, row.sequence.request.sampling.mode)
+
+
+def _draft_row(row: Row) -> DraftRow:
+    sequence = row.sequence
+    context = sequence.draft_context
+    return DraftRow(
+        key=sequence.key,
+        base_committed_len=context.committed_len,
+        tokens=tuple(sequence.tokens[context.committed_len :]),
+        features=context.features,
+        num_draft=row.max_draft,
+        sampling=sequence.request.sampling,
+    )

@@ -1,0 +1,74 @@
+"""The step in flight: its rows, filled in from `begin` to `commit`."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dspark.core.planner import Lengths, StepLoad
+from dspark.core.survival import CurrentScores
+from dspark.core.types import Draft, DrafterInfo, SequenceKey
+from dspark.engine.sequence import Sequence
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One sequence in one step: a prefill chunk, or an anchor with its draft."""
+
+    sequence: Sequence
+    num_pending: int
+    max_draft: int = 0  # draft tokens it may get; follows from committed state
+    asked: bool = False  # part of the draft batch that went out
+    draft: Draft | None = None  # what came back, if it is usable
+    admitted: int = 0
+    accepted: int | None = None  # as the verdict says; None: not judged
+    committed: int = 0  # tokens kept, fewer than accepted + 1 where the output ended
+    decoding: bool = field(init=False)
+    commits: bool = field(init=False)  # reaches the anchor, so the target's token gets committed
+
+    def __post_init__(self) -> None:
+        self.decoding = self.sequence.decoding
+        self.commits = self.num_pending == self.sequence.pending
+
+    @property
+    def proposed(self) -> int:
+        return 0 if self.draft is None else len(self.draft.tokens)
+
+    @property
+    def kept(self) -> int:
+        """Draft tokens that were committed: what lies past the end of the output is not."""
+        return min(self.accepted or 0, self.committed)
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """`drafter` and `drafter_closes` are set once a draft batch went out, the rest by `plan`."""
+
+    number: int
+    rows: list[Row]
+    drafter: DrafterInfo | None = None
+    drafter_closes: tuple[SequenceKey, ...] = ()
+    resynced: int = 0
+    planned: bool = False
+    verifier_closes: tuple[SequenceKey, ...] = ()
+    scores: CurrentScores | None = None  # of `committing`, in order; None without any draft
+    predicted_seconds: float | None = None
+    reopened: int = 0
+
+    @property
+    def committing(self) -> list[Row]:
+        return [row for row in self.rows if row.commits]
+
+    def load(self, caps: Lengths, max_batch_tokens: int, *, drafted: bool) -> StepLoad:
+        """The step as planners see it, with `caps` for the rows of `committing`."""
+        return StepLoad(
+            requests=len(caps),
+            base_tokens=sum(row.num_pending for row in self.rows),
+            context_tokens=sum(row.sequence.computed_len + row.num_pending for row in self.rows),
+            caps=caps,
+            max_batch_tokens=max_batch_tokens,
+            drafted=drafted,
+        )
+
+    def caps(self) -> Lengths:
+        """Most draft tokens each committing row may get, before anything is drafted, [R]."""
+        return np.array([row.max_draft for row in self.committing], np.int64)

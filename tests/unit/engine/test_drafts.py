@@ -1,0 +1,67 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dspark.core.errors import DrafterError
+from dspark.core.types import SequenceKey, VerificationMode
+from dspark.engine.drafts import Calibrator, cut, is_usable
+from tests.support.world import block, check_draft, drafter_info
+
+GREEDY, REJECTION = VerificationMode.GREEDY, VerificationMode.REJECTION
+KEY = SequenceKey(1, 1)
+GOOD = block(KEY, [1, 2, 3], mode=REJECTION)
+NAN = np.array([1.0, np.nan, 1.0], np.float32)
+
+
+def test_a_complete_draft_is_usable() -> None:
+    assert is_usable(GOOD, 3, REJECTION, 4)
+    assert is_usable(block(KEY, [1]), 3, GREEDY, 4)
+    assert is_usable(block(KEY, [], mode=REJECTION), 3, REJECTION, 4)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        replace(GOOD, in_sync=False),
+        replace(GOOD, tokens=np.array([1, 2, 4])),
+        replace(GOOD, tokens=np.array([1, 2, -1])),
+        block(KEY, [1, 2, 3, 0], mode=REJECTION),
+        replace(GOOD, confidence_logits=NAN),
+        replace(GOOD, confidence_logits=NAN[:1]),
+        replace(GOOD, q=None),
+        replace(GOOD, q=NAN),
+        replace(GOOD, cut=None),
+        replace(GOOD, cut=NAN[:1]),
+        replace(GOOD, hidden=b""),
+        replace(GOOD, hidden=b"1234"),
+    ],
+)
+def test_what_does_not_fit_is_not_usable(bad) -> None:
+    assert not is_usable(bad, 3, REJECTION, 4)
+
+
+def test_cutting_keeps_every_part_with_its_token() -> None:
+    assert cut(GOOD, 0) is None
+    for length in (1, 2, 3):
+        for draft in (GOOD, block(KEY, [1, 2, 3])):
+            shorter = cut(draft, length)
+            assert shorter is not None
+            assert shorter.tokens.tolist() == [1, 2, 3][:length]
+            check_draft(shorter)
+
+
+def test_confidences_use_the_temperatures_of_their_mode() -> None:
+    info = replace(drafter_info(3), temperatures={"greedy": (2.0, 1.0, 0.5)})
+    calibrator = Calibrator(info)
+    draft = block(KEY, [1, 2], [1.0, -1.0])
+    sigmoid = 1 / (1 + np.exp(-np.array([0.5, -1.0])))
+    assert calibrator.confidences(draft, GREEDY) == pytest.approx(sigmoid)
+    raw = 1 / (1 + np.exp(-np.array([1.0, -1.0])))
+    assert calibrator.confidences(draft, REJECTION) == pytest.approx(raw)
+
+
+@pytest.mark.parametrize("temperatures", [(1.0, 1.0), (1.0, 1.0, 0.0)])
+def test_temperatures_that_do_not_fit_are_refused(temperatures: tuple[float, ...]) -> None:
+    with pytest.raises(DrafterError, match="calibrate"):
+        Calibrator(replace(drafter_info(3), temperatures={"greedy": temperatures}))

@@ -1,0 +1,72 @@
+import numpy as np
+
+from dspark.core.cost import StepCost
+from dspark.core.planner import CausalPlanner, FixedPlanner, Planner, StepLoad
+from dspark.engine.events import GateState
+from dspark.engine.gate import MIN_BLOCKS, PROBE_EVERY, PROBE_ROWS, DraftGate
+from dspark.engine.history import History
+from tests.support.world import step_cost
+
+CHEAP = step_cost(per_token=0.01, per_draft=0.01)
+DEAR = step_cost(per_token=1.0, per_draft=0.1)
+
+
+def load() -> StepLoad:
+    """One request, with room for two draft tokens."""
+    return StepLoad(1, 1, 0, caps=np.array([2]), max_batch_tokens=100)
+
+
+def history(first: float = 0.9, blocks: int = MIN_BLOCKS) -> History:
+    past = History(block_size=2)
+    for _ in range(blocks):
+        past.record(np.array([first, first / 2]), admitted=0, accepted=0)
+    return past
+
+
+def opened(cost: StepCost | None, planner: Planner | None = None) -> DraftGate:
+    gate = DraftGate(planner or CausalPlanner(), cost)
+    gate.open()
+    return gate
+
+
+def test_it_drafts_until_there_is_something_to_judge() -> None:
+    gate = opened(DEAR)
+    assert gate.decide(history(blocks=MIN_BLOCKS - 1), load())
+    assert gate.status.state is GateState.WARMING_UP
+    assert not gate.decide(history(0.3), load())
+    assert gate.status.state is GateState.PARKED
+
+
+def test_parking_has_a_reason_probes_and_hysteresis() -> None:
+    gate = opened(CHEAP)
+    poor = history(0.0)
+    decisions = [gate.decide(poor, load()) for _ in range(2 * (PROBE_EVERY + 1))]
+    assert decisions == ([0] * PROBE_EVERY + [PROBE_ROWS]) * 2
+    assert gate.status.state is GateState.PROBING
+    assert gate.status.gain is not None
+    assert gate.status.gain < 0
+    barely = history(0.035)  # a gain between 0 and RESUME_GAIN
+    assert not gate.decide(barely, load())
+    assert gate.decide(history(0.9), load())
+    assert gate.decide(barely, load())
+    assert gate.status.state is GateState.DRAFTING
+    assert 0 < gate.status.gain < 0.03
+
+
+def test_a_baseline_is_never_parked() -> None:
+    gate = opened(DEAR, FixedPlanner(2))
+    assert gate.decide(history(0.0), load())
+    assert gate.status.state is GateState.DRAFTING
+
+
+def test_without_costs_nothing_is_drafted() -> None:
+    gate = opened(None)
+    assert not gate.decide(history(), load())
+    assert gate.status.state is GateState.NO_DATA
+
+
+def test_a_closed_gate_stays_closed() -> None:
+    gate = opened(CHEAP)
+    gate.close("gone")
+    assert not gate.likely_to_draft
+    assert gate.status.reason == "gone"
