@@ -1,0 +1,171 @@
+"""Which drafted tokens the target keeps, and the token it adds itself. Batched over sequences.
+
+`greedy` keeps a token while it is the target's argmax. `rejection` is the rule of Leviathan et al.,
+"Fast inference from transformers via speculative decoding" (2023): keep x with probability
+min(1, p(x)/q(x)), at the first rejection draw from the normalised (p - q)+, after a whole kept
+block from p. Logits, p and q are fp32; comparisons and cumulative sums fp64.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dspark.core import acceptance
+from dspark.core.errors import InvalidRequestError
+from dspark.core.rng import Purpose, uniform
+from dspark.core.types import Draft, Floats, SamplingParams, VerificationMode
+from dspark.modeling.drafters.shared import SharedDraftParts
+from dspark.modeling.sampling import argmax, draw, probabilities
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One sequence that commits in this step: its anchor, its draft, and where its logits are."""
+
+    first_row: int  # logits of the anchor; those of the draft tokens follow
+    anchor: int
+    sampling: SamplingParams
+    draft: Draft | None = None
+
+    @property
+    def drafted(self) -> NDArray[np.int64]:
+        return np.zeros(0, np.int64) if self.draft is None else self.draft.tokens
+
+    @property
+    def q(self) -> Floats:
+        """What the drafter sent, in `rejection` mode: one probability a drafted token."""
+        return np.zeros(0, np.float32) if self.draft is None else _sent(self.draft.q)
+
+    @property
+    def rows(self) -> range:
+        return range(self.first_row, self.first_row + len(self.drafted) + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`accepted` draft tokens, then `next_token`. `q_gap` = |q sent - q rebuilt| where rejected."""
+
+    accepted: int
+    next_token: int
+    q_gap: float = 0.0
+
+
+def decide(
+    logits: Tensor,
+    candidates: Sequence[Candidate],
+    step: int,
+    shared: SharedDraftParts | None,
+) -> list[Decision]:
+    """One decision a candidate, in order. logits: [N, V] fp32, the rows the candidates name.
+
+    `shared` rebuilds q; it may be None where no candidate in `rejection` mode has a draft.
+    """
+    decisions: dict[int, Decision] = {}
+    greedy, sampled = [], []
+    for index, candidate in enumerate(candidates):
+        is_greedy = candidate.sampling.mode is VerificationMode.GREEDY
+        (greedy if is_greedy else sampled).append(index)
+    if greedy:
+        best = argmax(logits)
+        for index in greedy:
+            candidate = candidates[index]
+            kept, token = acceptance.greedy(
+                candidate.drafted.tolist(), best[list(candidate.rows)].tolist()
+            )
+            decisions[index] = Decision(kept, token)
+    if sampled:
+        chosen = _rejection(logits, [candidates[i] for i in sampled], step, shared)
+        decisions.update(zip(sampled, chosen, strict=True))
+    return [decisions[index] for index in range(len(candidates))]
+
+
+def _rejection(
+    logits: Tensor,
+    candidates: list[Candidate],
+    step: int,
+    shared: SharedDraftParts | None,
+) -> list[Decision]:
+    lengths = np.array([len(c.drafted) for c in candidates])
+    if shared is None and lengths.any():
+        raise InvalidRequestError("a draft cannot be verified by sampling without its drafter")
+    rows = torch.tensor([row for c in candidates for row in c.rows], device=logits.device)
+    p, _ = probabilities(
+        logits.index_select(0, rows), [c.sampling for c in candidates for _ in c.rows]
+    )
+    anchors = np.cumsum(lengths + 1) - lengths - 1  # row of p for each candidate's anchor
+    accepted = _leading_accepts(p, candidates, lengths, anchors, step)
+
+    weights = p.index_select(0, torch.from_numpy(anchors + accepted).to(p.device))
+    rejected = np.flatnonzero(accepted < lengths)
+    gaps = np.zeros(len(candidates))
+    if shared is not None and len(rejected):
+        stops = [(candidates[i], int(accepted[i])) for i in rejected]
+        weights[rejected], gaps[rejected] = _residuals(weights[rejected], stops, shared)
+    nonces = _nonces(candidates)
+    uniforms = np.where(
+        accepted < lengths,
+        uniform(nonces, step, Purpose.RESIDUAL, accepted),
+        uniform(nonces, step, Purpose.BONUS, accepted),
+    )
+    tokens = draw(weights, uniforms)
+    return [
+        Decision(int(kept), int(token), float(gap))
+        for kept, token, gap in zip(accepted, tokens, gaps, strict=True)
+    ]
+
+
+def _leading_accepts(
+    p: Tensor,
+    candidates: list[Candidate],
+    lengths: NDArray[np.int64],
+    anchors: NDArray[np.int64],
+    step: int,
+) -> NDArray[np.int64]:
+    """How many tokens each candidate keeps, [R]: those before its first with u >= p/q."""
+    position = np.arange(lengths.max())
+    drafted = position < lengths[:, None]  # [R, longest]
+    tokens = np.concatenate([c.drafted for c in candidates])
+    q = np.concatenate([c.q for c in candidates]).astype(np.float64)
+    rows = (anchors[:, None] + position)[drafted]
+    p_of_draft = p[torch.from_numpy(rows), torch.from_numpy(tokens)].double().cpu().numpy()
+    u = uniform(_nonces(candidates)[:, None], step, Purpose.ACCEPT, position)[drafted]
+    kept = np.zeros(drafted.shape, dtype=bool)
+    kept[drafted] = u * q < p_of_draft
+    return np.cumprod(kept, axis=1).sum(axis=1)
+
+
+def _nonces(candidates: list[Candidate]) -> NDArray[np.uint64]:
+    return np.array([c.sampling.nonce for c in candidates], dtype=np.uint64)
+
+
+def _residuals(
+    p: Tensor, stops: list[tuple[Candidate, int]], shared: SharedDraftParts
+) -> tuple[Tensor, NDArray[np.float64]]:
+    """(p - q)+ [M, V] at each rejected token, unnormalised, with q rebuilt; and the gaps in q."""
+    hidden, previous, tokens, sent, cuts = [], [], [], [], []
+    for candidate, k in stops:
+        assert candidate.draft is not None
+        hidden.append(shared.unpack(candidate.draft.hidden)[k])
+        previous.append(int(candidate.drafted[k - 1]) if k else candidate.anchor)
+        tokens.append(int(candidate.drafted[k]))
+        sent.append(float(candidate.q[k]))
+        cuts.append(float(_sent(candidate.draft.cut)[k]))
+    q = shared.q_row(
+        torch.stack(hidden),
+        torch.tensor(previous, device=p.device),
+        torch.tensor([c.sampling.temperature for c, _ in stops], device=p.device),
+        torch.tensor(cuts, device=p.device),
+    )
+    rebuilt = q[torch.arange(len(stops)), torch.tensor(tokens)].double().cpu().numpy()
+    residual = (p - q).clamp_(min=0)
+    empty = residual.sum(-1) <= acceptance.MIN_RESIDUAL_MASS
+    return torch.where(empty[:, None], p, residual), np.abs(np.array(sent) - rebuilt)
+
+
+def _sent(values: Floats | None) -> Floats:
+    assert values is not None, "a draft in rejection mode carries q and cuts"
+    return values

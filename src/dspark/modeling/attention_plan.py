@@ -1,0 +1,206 @@
+"""Who attends to what in one packed step, worked out once and used by every layer.
+
+Spans (a sequence's new tokens) of similar shape are grouped into padded rectangles. A group reads
+its context in place where its sequences own evenly spaced runs of blocks, and otherwise copies it
+out block by block.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dspark.modeling.kv import KVCache
+
+_MAX_GATHER_TOKENS = 4096
+"""Context tokens copied out at once: keeps a group's context in the CPU's last-level cache."""
+
+_VIEW_OVERHEAD, _VIEW_READ, _GATHER_READ = 128, 0.35, 1.35
+"""Measured on a CPU, in units of copying one context token: starting one more group, reading a
+token in place (padding included), copying a token out and then reading it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive new tokens of one sequence in a step.
+
+    blocks: the sequence's block table. start: tokens of it already in the cache. length: new ones.
+    """
+
+    blocks: Sequence[int]
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Context to copy out."""
+
+    blocks: Tensor  # [R*N] block tables; padding repeats the last block
+
+
+@dataclass(frozen=True, slots=True)
+class Slabs:
+    """Context to read in place: consecutive blocks for each span, spans evenly spaced."""
+
+    first_block: int
+    spacing: int  # blocks from one span's first block to the next one's
+    num_blocks: int  # N
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Spans of similar shape, padded to one rectangle: R spans, Q queries, N blocks of context."""
+
+    rows: Tensor  # [R*Q] packed row of every query; padding repeats the span's last row
+    context: Gather | Slabs
+    num_spans: int
+    mask: Tensor | None  # [R, 1, Q*share, N*block_size], 0 or -inf; None if nothing is masked
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """Everything a layer needs to attend in this step, and the cache it works on."""
+
+    cache: KVCache
+    slots: Tensor  # [B] cache slot of every packed row
+    positions: Tensor  # [B] position of every packed row in its sequence
+    groups: tuple[Group, ...]
+    restore: Tensor  # [B] where a packed row's output lies in the groups' concatenated outputs
+
+
+def plan_attention(spans: Sequence[Span], cache: KVCache, share: int) -> AttentionPlan:
+    """Group the spans and build the index tensors of a step. Rows are in span order.
+
+    ``share``: query heads that read one KV head.
+    """
+    device = cache.keys[0].device
+    block_size = cache.shape.block_size
+    first_row = np.cumsum([0, *(span.length for span in spans)])
+    positions = np.concatenate([np.arange(s.start, s.start + s.length) for s in spans])
+    slots = np.empty_like(positions)
+    for span, first in zip(spans, first_row, strict=False):
+        own = positions[first : first + span.length]
+        blocks = np.asarray(span.blocks)[own // block_size]
+        slots[first : first + span.length] = blocks * block_size + own % block_size
+    groups, restore, offset = [], np.empty_like(positions), 0
+    for members, spacing in _rectangles(spans, block_size, cache.shape.num_blocks):
+        width = max(spans[i].length for i in members)
+        chosen = [spans[i] for i in members]
+        groups.append(_build_group(chosen, first_row[members], spacing, cache, share))
+        for place, index in enumerate(members):
+            length = spans[index].length
+            first = first_row[index]
+            restore[first : first + length] = offset + place * width + np.arange(length)
+        offset += len(members) * width
+    return AttentionPlan(
+        cache=cache,
+        slots=torch.from_numpy(slots).to(device),
+        positions=torch.from_numpy(positions).to(device),
+        groups=tuple(groups),
+        restore=torch.from_numpy(restore).to(device),
+    )
+
+
+def _build_group(
+    spans: list[Span],
+    first_rows: NDArray[np.int64],
+    spacing: int | None,
+    cache: KVCache,
+    share: int,
+) -> Group:
+    like, block_size = cache.keys[0], cache.shape.block_size
+    starts = np.array([span.start for span in spans])
+    lengths = np.array([span.length for span in spans])
+    num_blocks = -(-int((starts + lengths).max()) // block_size)
+    query = np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)  # [R, Q]
+    visible = np.arange(num_blocks * block_size) <= (starts[:, None] + query)[..., None]
+    bias = np.where(visible.repeat(share, axis=1), np.float32(0), np.float32(-np.inf))[:, None]
+    context: Gather | Slabs
+    if spacing is None:
+        tables = np.empty((len(spans), num_blocks), dtype=np.int64)
+        for row, span in zip(tables, spans, strict=True):
+            table = span.blocks[:num_blocks]
+            row[: len(table)] = table
+            row[len(table) :] = table[-1]
+        context = Gather(torch.from_numpy(tables.reshape(-1)).to(like.device))
+    else:
+        context = Slabs(spans[0].blocks[0], spacing, num_blocks)
+    return Group(
+        rows=torch.from_numpy((first_rows[:, None] + query).reshape(-1)).to(like.device),
+        context=context,
+        num_spans=len(spans),
+        mask=None if visible.all() else torch.from_numpy(bias).to(like),
+    )
+
+
+def _rectangles(
+    spans: Sequence[Span], block_size: int, num_blocks: int
+) -> Iterator[tuple[list[int], int | None]]:
+    """Groups of span indices, each with its slab spacing, or None where it must be gathered."""
+    used = [-(-(span.start + span.length) // block_size) for span in spans]
+    tiers: dict[int, list[int]] = {}
+    for index, span in enumerate(spans):
+        tiers.setdefault((span.length - 1).bit_length(), []).append(index)
+    for members in tiers.values():
+        scattered: list[int] = []
+        for run, spacing in _slab_runs(spans, members, used, num_blocks):
+            live = sum(used[i] for i in run) * block_size
+            padded = max(used[i] for i in run) * len(run) * block_size
+            if spacing and _VIEW_OVERHEAD + _VIEW_READ * padded < _GATHER_READ * live:
+                yield run, spacing
+            else:
+                scattered += run
+        yield from ((group, None) for group in _by_length(scattered, used, block_size))
+
+
+def _slab_runs(
+    spans: Sequence[Span], members: list[int], used: list[int], num_blocks: int
+) -> Iterator[tuple[list[int], int | None]]:
+    """Split into runs of evenly spaced slabs; a span in scattered blocks comes alone, with None.
+
+    All spans of a run are read as long as its longest: that may reach into a neighbour's blocks,
+    which the mask hides, but not past the end of the cache.
+    """
+    run: list[int] = []
+    spacing = longest = 0
+    for index in sorted(members, key=lambda i: spans[i].blocks[0]):
+        first = spans[index].blocks[0]
+        if not _consecutive(spans[index].blocks, used[index]):
+            yield [index], None
+            continue
+        gap = first - spans[run[-1]].blocks[0] if run else 0
+        fits = gap == spacing if len(run) > 1 else gap > 0
+        if run and fits and first + max(longest, used[index]) <= num_blocks:
+            run.append(index)
+            spacing, longest = gap, max(longest, used[index])
+        else:
+            if run:
+                yield run, spacing
+            run, spacing, longest = [index], used[index], used[index]
+    if run:
+        yield run, spacing
+
+
+def _consecutive(blocks: Sequence[int], used: int) -> bool:
+    if isinstance(blocks, range):
+        return blocks.step == 1
+    return bool((np.diff(blocks[:used]) == 1).all())
+
+
+def _by_length(members: list[int], used: list[int], block_size: int) -> Iterator[list[int]]:
+    """Groups of similar context length, longest first, so that padding stays small."""
+    group: list[int] = []
+    for index in sorted(members, key=lambda i: (-used[i], i)):
+        if group:
+            longest = used[group[0]]
+            too_large = longest * block_size * (len(group) + 1) > _MAX_GATHER_TOKENS
+            if too_large or longest > 1.25 * used[index] + 1:
+                yield group
+                group = []
+        group.append(index)
+    if group:
+        yield group

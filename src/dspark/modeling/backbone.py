@@ -1,0 +1,111 @@
+"""The target without its head: packed tokens in, final and tapped hidden states out."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PretrainedConfig
+
+from dspark.core.errors import TargetError
+from dspark.modeling.attention import ATTENTION_NAME
+from dspark.modeling.attention_plan import Span, plan_attention
+from dspark.modeling.kv import KVCache, KVShape
+from dspark.modeling.linear import Precision, activation_dtype, apply_precision
+
+__all__ = ["Backbone", "BackboneOutput", "LocalBackbone", "PackedStep", "Span"]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep:
+    """One target forward: every sequence's new tokens in one row, no padding."""
+
+    token_ids: Tensor  # [B] int64, rows in span order
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BackboneOutput:
+    hidden: Tensor  # [B, d] after the final norm
+    taps: Tensor  # [B, n*d] outputs of the n tapped decoder layers, side by side
+
+
+class Backbone(Protocol):
+    """What the verifier needs of a target, wherever it runs."""
+
+    config: PretrainedConfig
+    kv: KVCache
+
+    def forward(self, step: PackedStep) -> BackboneOutput: ...
+
+
+class LocalBackbone:
+    """A transformers decoder on one device, run over a paged KV cache."""
+
+    def __init__(
+        self,
+        folder: Path,
+        precision: Precision,
+        tap_layers: Sequence[int],
+        num_blocks: int,
+        block_size: int = 16,
+        threads: int | None = None,
+        feature_dim: int = 0,
+    ) -> None:
+        """Load the checkpoint in ``folder``.
+
+        ``tap_layers`` are 0-based decoder layers. ``threads`` sets torch's own global count.
+        ``feature_dim`` > 0 keeps room for one fused feature a token beside the keys and values.
+
+        Raises:
+            TargetError: the checkpoint cannot be loaded, or a tapped layer does not exist.
+        """
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.precision = precision
+        self.config = AutoConfig.from_pretrained(folder)
+        self.tap_layers = tuple(tap_layers)
+        num_layers = self.config.num_hidden_layers
+        if not all(0 <= layer < num_layers for layer in self.tap_layers):
+            raise TargetError(f"tap layers {self.tap_layers} are not all in 0..{num_layers - 1}")
+        self.model = AutoModel.from_pretrained(
+            folder, dtype=activation_dtype(precision), attn_implementation=ATTENTION_NAME
+        ).eval()
+        apply_precision(self.model, precision)
+        shape = KVShape(
+            num_layers=num_layers,
+            kv_heads=self.config.num_key_value_heads,
+            head_dim=getattr(self.config, "head_dim", None)
+            or self.config.hidden_size // self.config.num_attention_heads,
+            num_blocks=num_blocks,
+            block_size=block_size,
+        )
+        self._share = self.config.num_attention_heads // shape.kv_heads
+        self.kv = KVCache(shape, activation_dtype(precision), feature_dim=feature_dim)
+        self._tapped: dict[int, Tensor] = {}
+        for layer in self.tap_layers:
+            self.model.layers[layer].register_forward_hook(self._tap(layer))
+
+    def forward(self, step: PackedStep) -> BackboneOutput:
+        """Run one packed step: writes its keys and values, returns its hidden states."""
+        plan = plan_attention(step.spans, self.kv, self._share)
+        with torch.inference_mode():
+            output = self.model(
+                input_ids=step.token_ids[None],
+                position_ids=plan.positions[None],
+                use_cache=False,
+                plan=plan,
+            )
+            hidden = output.last_hidden_state[0]
+            taps = [self._tapped.pop(layer)[0] for layer in self.tap_layers]
+            return BackboneOutput(
+                hidden=hidden, taps=torch.cat(taps, dim=-1) if taps else hidden[:, :0]
+            )
+
+    def _tap(self, layer: int) -> Callable[[nn.Module, object, Tensor], None]:
+        def keep(module: nn.Module, args: object, output: Tensor) -> None:
+            self._tapped[layer] = output
+
+        return keep

@@ -1,0 +1,180 @@
+"""The drafter's worker: keeps every sequence's draft context and drafts for batches of them."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dspark.core.errors import DrafterError
+from dspark.core.rng import Purpose, uniform
+from dspark.core.types import (
+    Draft,
+    DraftBatch,
+    DrafterInfo,
+    DraftReply,
+    DraftRow,
+    SequenceKey,
+    VerificationMode,
+)
+from dspark.modeling.drafters.context import DraftContext
+from dspark.modeling.drafters.dspark import DSparkModel
+from dspark.modeling.drafters.shared import SharedDraftParts
+from dspark.modeling.linear import Precision, apply_precision
+from dspark.modeling.sampling import argmax, draw, probabilities
+
+_WIRE_BYTES = SharedDraftParts.wire_dtype.itemsize
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """What is held of one sequence: features of all its tokens but the last, and the last."""
+
+    context: DraftContext
+    anchor: int
+
+    @property
+    def length(self) -> int:
+        return self.context.length + 1
+
+
+class DraftWorker:
+    """Synchronous, not thread-safe: one call at a time. It takes the model over for inference."""
+
+    def __init__(
+        self,
+        model: DSparkModel,
+        *,
+        name: str,
+        incarnation: int,
+        target_digest: str,
+        precision: Precision,
+        temperatures: Mapping[str, tuple[float, ...]] | None = None,
+    ) -> None:
+        self._shared = SharedDraftParts.from_model(model, precision)
+        apply_precision(model.layers, precision)
+        self._model = model.eval()
+        self._sequences: dict[SequenceKey, _Sequence] = {}
+        self.info = DrafterInfo(
+            incarnation=incarnation,
+            name=name,
+            target_digest=target_digest,
+            fusion_digest=self._shared.digest,
+            block_size=model.config.block_size,
+            precision=precision,
+            device="cpu",
+            temperatures=temperatures or {},
+        )
+
+    def draft(self, batch: DraftBatch) -> DraftReply:
+        """Take in what was committed, then draft a block for every row that wants one.
+
+        Raises:
+            DrafterError: a row contradicts itself; then nothing was changed but what was closed.
+        """
+        started = time.perf_counter()
+        for key in batch.close:
+            self._sequences.pop(key, None)
+        rows = [row for row in batch.rows if self._in_sync(row)]
+        for row in rows:
+            self._check(row)
+        with torch.inference_mode():
+            self._absorb(rows)
+            drafting = [row for row in rows if row.num_draft]
+            drafted = self._draft_blocks(batch.step, drafting) if drafting else {}
+        in_sync = {row.key for row in rows}
+        drafts = tuple(
+            drafted.get(row.key) or _no_draft(row.key, in_sync=row.key in in_sync)
+            for row in batch.rows
+        )
+        return DraftReply(batch.step, drafts, time.perf_counter() - started)
+
+    def _in_sync(self, row: DraftRow) -> bool:
+        held = self._sequences.get(row.key)
+        return row.base_committed_len in (0, held.length if held else 0)
+
+    def _check(self, row: DraftRow) -> None:
+        if row.base_committed_len == 0 and not row.tokens:
+            raise DrafterError(f"sequence {row.key} was started without tokens")
+        if not 0 <= row.num_draft <= self.info.block_size:
+            raise DrafterError(
+                f"{row.num_draft} drafts were asked for sequence {row.key}, "
+                f"a block has at most {self.info.block_size}"
+            )
+        expected = _new_features(row) * self._model.config.hidden_size * _WIRE_BYTES
+        if len(row.features) != expected:
+            raise DrafterError(
+                f"sequence {row.key} came with {len(row.features)} bytes of features, "
+                f"expected {expected} for {len(row.tokens)} tokens after {row.base_committed_len}"
+            )
+
+    def _absorb(self, rows: Sequence[DraftRow]) -> None:
+        for row in rows:
+            if row.base_committed_len == 0:
+                context = self._model.new_context()
+                self._sequences[row.key] = _Sequence(context, row.tokens[-1])
+            elif row.tokens:
+                self._sequences[row.key].anchor = row.tokens[-1]
+        growing = [row for row in rows if row.features]
+        if growing:
+            self._model.extend(
+                [self._sequences[row.key].context for row in growing],
+                self._shared.unpack(b"".join(row.features for row in growing)),
+                [_new_features(row) for row in growing],
+            )
+
+    def _draft_blocks(self, step: int, rows: Sequence[DraftRow]) -> dict[SequenceKey, Draft]:
+        sequences = [self._sequences[row.key] for row in rows]
+        anchors = torch.tensor([sequence.anchor for sequence in sequences])
+        hidden = self._model.forward_step([sequence.context for sequence in sequences], anchors)
+        # Rounded before any logit is computed, so that the verifier can rebuild the same q.
+        hidden = hidden[:, : max(row.num_draft for row in rows)].to(self._shared.wire_dtype).float()
+        tokens, q, cuts = self._walk(step, rows, hidden, anchors)
+        previous = torch.cat((anchors[:, None], tokens[:, :-1]), dim=1)
+        confidence = self._model.confidence(hidden, previous).numpy()
+        drafts = {}
+        for index, row in enumerate(rows):
+            block = (index, slice(row.num_draft))
+            draft = Draft(row.key, tokens[block].numpy(), confidence[block])
+            if row.sampling.mode is VerificationMode.REJECTION:
+                packed = self._shared.pack(hidden[block])
+                draft = replace(draft, q=q[block], cut=cuts[block], hidden=packed)
+            drafts[row.key] = draft
+        return drafts
+
+    def _walk(
+        self, step: int, rows: Sequence[DraftRow], hidden: Tensor, anchors: Tensor
+    ) -> tuple[Tensor, np.ndarray, np.ndarray]:
+        """Choose the tokens position by position. hidden: [R, K, d]; anchors: [R].
+
+        Returns target ids [R, K] and, meaningful on `rejection` rows, q and cuts [R, K].
+        """
+        count, width, _ = hidden.shape
+        base = self._shared.base_logits(hidden.flatten(0, 1)).view(count, width, -1)
+        sampled = [i for i, r in enumerate(rows) if r.sampling.mode is VerificationMode.REJECTION]
+        sampling = [rows[i].sampling for i in sampled]
+        tokens = torch.empty(count, width, dtype=torch.int64)
+        q, cuts = np.zeros((2, count, width), np.float32)
+        previous = anchors
+        for k in range(width):
+            logits = self._shared.bias(previous).add_(base[:, k])
+            columns = argmax(logits)
+            if sampled:
+                weights, cut = probabilities(logits[sampled], sampling)
+                uniforms = [uniform(s.nonce, step, Purpose.DRAFT, k) for s in sampling]
+                columns[sampled] = drawn = draw(weights, np.array(uniforms))
+                q[sampled, k] = weights.numpy()[np.arange(len(sampled)), drawn]
+                cuts[sampled, k] = cut.numpy()
+            previous = tokens[:, k] = self._shared.target_ids(torch.from_numpy(columns))
+        return tokens, q, cuts
+
+
+def _new_features(row: DraftRow) -> int:
+    """Positions that lie before the anchor after this row and did not before it."""
+    return row.base_committed_len + len(row.tokens) - max(row.base_committed_len, 1)
+
+
+def _no_draft(key: SequenceKey, *, in_sync: bool) -> Draft:
+    return Draft(key, np.empty(0, np.int64), np.empty(0, np.float32), in_sync=in_sync)

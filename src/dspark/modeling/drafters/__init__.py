@@ -1,0 +1,1 @@
+"""Drafters, one family a file, and what the verifier shares with them."""

@@ -1,0 +1,204 @@
+"""Drafter checkpoints: a folder of config.json, model.safetensors, calibration.json and README.md.
+
+Tensors are bf16 under the published DSpark names, plus ours: ``draft_vocab.ids`` (int64),
+``inject_proj.weight`` and ``mask_vectors``. The frozen copies of the target's embedding and head
+are left out; a checkpoint that carries them is accepted, and the target's own are used.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dspark.core.errors import DrafterError, TargetError
+from dspark.core.types import VerificationMode
+from dspark.modeling.drafters.config import DrafterConfig, read_json
+from dspark.modeling.drafters.dspark import DSparkModel
+from dspark.modeling.head import LocalHead
+from dspark.modeling.targets import target_digest
+
+CONFIG, WEIGHTS, CALIBRATION, CARD = (
+    "config.json",
+    "model.safetensors",
+    "calibration.json",
+    "README.md",
+)
+SHARED_TENSORS = (
+    "fc.weight",
+    "hidden_norm.weight",
+    "markov_head.markov_w1.weight",
+    "markov_head.markov_w2.weight",
+)
+"""What the verifier holds a copy of; ``draft_vocab.ids`` joins them where the head is reduced."""
+
+_FROZEN_COPIES = {"embed_tokens.weight", "lm_head.weight"}
+_EMBEDDING = "model.embed_tokens.weight"
+
+
+def save_drafter(
+    model: DSparkModel,
+    folder: Path,
+    *,
+    calibration: Mapping[str, Any] | None = None,
+    card: str | None = None,
+) -> None:
+    """Write a checkpoint folder; a file that is not given stays as it was.
+
+    ``calibration`` must hold ``temperatures``: verification mode -> one per position.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).write_text(model.config.to_json())
+    tensors = {
+        name: (tensor if name == "draft_vocab.ids" else tensor.to(torch.bfloat16)).contiguous()
+        for name, tensor in model.state_dict().items()
+    }
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    if calibration is not None:
+        (folder / CALIBRATION).write_text(json.dumps(calibration, indent=2) + "\n")
+    if card is not None:
+        (folder / CARD).write_text(card)
+
+
+def load_drafter(folder: Path, target_folder: Path) -> DSparkModel:
+    """The drafter in fp32, with its target's embedding and head.
+
+    Raises:
+        DrafterError: one line on what is unreadable, missing, or does not fit the target.
+        TargetError: the target's own weights cannot be read.
+    """
+    config = load_config(folder, target_folder)
+    tensors = read_tensors(folder, config)
+    model = DSparkModel(
+        config,
+        _read_embedding(target_folder),
+        LocalHead.from_folder(target_folder, "fp32").weight,
+        tensors.get("draft_vocab.ids"),
+    )
+    model.load_state_dict(tensors)
+    return model
+
+
+def load_config(folder: Path, target_folder: Path) -> DrafterConfig:
+    """Read config.json and hold it against the target's.
+
+    Raises:
+        DrafterError: unreadable, unsupported, or made for another target.
+    """
+    config = DrafterConfig.from_json(folder / CONFIG)
+    target = read_json(target_folder / "config.json", "target config")
+    for what, expected, name in (
+        ("hidden size", config.hidden_size, "hidden_size"),
+        ("a vocabulary of", config.vocab_size, "vocab_size"),
+        ("decoder layers:", config.num_target_layers, "num_hidden_layers"),
+    ):
+        if target.get(name) != expected:
+            raise DrafterError(
+                f"drafter {folder} expects {what} {expected}, target has {target.get(name)}"
+            )
+    if config.target_digest and config.target_digest != (actual := target_digest(target_folder)):
+        raise DrafterError(
+            f"drafter {folder} was trained for target digest {config.target_digest[:12]}, "
+            f"target {target_folder} has {actual[:12]}"
+        )
+    return config
+
+
+def load_calibration(folder: Path, config: DrafterConfig) -> dict[str, tuple[float, ...]]:
+    """Verification mode -> temperature of each position; empty without a calibration.json.
+
+    Raises:
+        DrafterError: unreadable, an unknown mode, or not one positive number for each position.
+    """
+    path = folder / CALIBRATION
+    if not path.exists():
+        return {}
+    temperatures = read_json(path, "calibration").get("temperatures", {})
+    for mode, values in temperatures.items():
+        if mode not in set(VerificationMode):
+            raise DrafterError(f"{path}: unknown verification mode {mode!r}")
+        if len(values) != config.block_size or not all(v > 0 and math.isfinite(v) for v in values):
+            raise DrafterError(f"{path}: {mode} needs {config.block_size} positive temperatures")
+    return {mode: tuple(float(v) for v in values) for mode, values in temperatures.items()}
+
+
+def read_tensors(
+    folder: Path, config: DrafterConfig, names: Iterable[str] | None = None
+) -> dict[str, Tensor]:
+    """Tensors of a checkpoint, in fp32 (ids in int64); all that were trained, or ``names``.
+
+    Raises:
+        DrafterError: the file is unreadable, lacks tensors, or has unknown or misshapen ones.
+    """
+    path = folder / WEIGHTS
+    expected = tensor_shapes(config)
+    try:
+        with safe_open(path, framework="pt") as file:
+            held = set(file.keys())
+            if missing := sorted(set(expected) - held):
+                raise DrafterError(f"drafter {folder} lacks the tensors {', '.join(missing)}")
+            if unknown := sorted(held - set(expected) - _FROZEN_COPIES):
+                raise DrafterError(f"drafter {folder} has unknown tensors {', '.join(unknown)}")
+            for name, shape in expected.items():
+                if (actual := tuple(file.get_slice(name).get_shape())) != shape:
+                    raise DrafterError(
+                        f"drafter {folder}: tensor {name} has shape {actual}, expected {shape}"
+                    )
+            tensors = {name: file.get_tensor(name) for name in names or expected}
+    except (OSError, SafetensorError) as error:
+        raise DrafterError(f"drafter weights {path} cannot be read: {error}") from error
+    ids = "draft_vocab.ids"
+    return {name: t.long() if name == ids else t.float() for name, t in tensors.items()}
+
+
+def tensor_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a checkpoint, frozen copies aside."""
+    d, inner = config.hidden_size, config.intermediate_size
+    queries = config.num_attention_heads * config.head_dim
+    kv = config.num_key_value_heads * config.head_dim
+    layer: dict[str, tuple[int, ...]] = {
+        "self_attn.q_proj.weight": (queries, d),
+        "self_attn.k_proj.weight": (kv, d),
+        "self_attn.v_proj.weight": (kv, d),
+        "self_attn.o_proj.weight": (d, queries),
+        "mlp.gate_proj.weight": (inner, d),
+        "mlp.up_proj.weight": (inner, d),
+        "mlp.down_proj.weight": (d, inner),
+        "input_layernorm.weight": (d,),
+        "post_attention_layernorm.weight": (d,),
+    }
+    if config.qk_norm:
+        layer["self_attn.q_norm.weight"] = layer["self_attn.k_norm.weight"] = (config.head_dim,)
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (d, len(config.target_layer_ids) * d),
+        "hidden_norm.weight": (d,),
+        "norm.weight": (d,),
+        "markov_head.markov_w1.weight": (config.vocab_size, config.markov_rank),
+        "markov_head.markov_w2.weight": (config.num_draft_logits, config.markov_rank),
+        "confidence_head.proj.weight": (1, config.confidence_features),
+        "confidence_head.proj.bias": (1,),
+    }
+    for index in range(config.num_hidden_layers):
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
+    if config.draft_vocab_size:
+        shapes["draft_vocab.ids"] = (config.draft_vocab_size,)
+    if config.inject_previous_feature:
+        shapes["inject_proj.weight"] = (d, d)
+        shapes["mask_vectors"] = (config.block_size - 1, d)
+    return shapes
+
+
+def _read_embedding(target_folder: Path) -> Tensor:
+    try:
+        for path in sorted(target_folder.glob("*.safetensors")):
+            with safe_open(path, framework="pt") as file:
+                if _EMBEDDING in set(file.keys()):
+                    return cast(Tensor, file.get_tensor(_EMBEDDING)).float()
+    except (OSError, SafetensorError) as error:
+        raise TargetError(f"the weights in {target_folder} cannot be read: {error}") from error
+    raise TargetError(f"no tensor {_EMBEDDING} in the checkpoint {target_folder}")

@@ -1,0 +1,192 @@
+"""What a DSpark drafter is made of, and its JSON form.
+
+``config.json`` keeps the field names of the published DSpark checkpoints at the top level; what
+exists only here sits in a section of its own (``dspark_serve``), where unknown fields are refused.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from dspark.core.errors import DrafterError
+
+FAMILIES = {"llama": "LlamaDSparkModel", "qwen3": "Qwen3DSparkModel"}
+
+_OWN_SECTION = "dspark_serve"
+_OWN_FIELDS = ("draft_vocab_size", "inject_previous_feature", "target_digest")
+_TARGET_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "max_position_embeddings",
+)
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "num_target_layers",
+    "num_hidden_layers",
+    "block_size",
+    "markov_rank",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterConfig:
+    """Shape of a drafter. Widths, heads, RoPE and epsilon are its target's.
+
+    Raises:
+        DrafterError: on construction, if the fields contradict each other or ask for something
+            that is not implemented.
+    """
+
+    family: str  # "llama", or "qwen3": the same with a norm per query and key head
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_parameters: Mapping[str, Any]
+    max_position_embeddings: int
+    num_target_layers: int
+    target_layer_ids: tuple[int, ...]  # 0-based decoder layers whose output is tapped
+    num_hidden_layers: int
+    block_size: int
+    mask_token_id: int
+    markov_rank: int
+    markov_head_type: str = "vanilla"
+    enable_confidence_head: bool = True
+    confidence_head_with_markov: bool = True
+    draft_vocab_size: int = 0  # 0: the whole vocabulary; otherwise the length of draft_vocab.ids
+    inject_previous_feature: bool = False  # also replaces the mask token by one vector a position
+    target_digest: str = ""  # "": made for any target of this shape
+
+    def __post_init__(self) -> None:
+        if self.family not in FAMILIES:
+            raise DrafterError(
+                f"drafter family {self.family!r} is unknown; supported are {', '.join(FAMILIES)}"
+            )
+        for name in _SIZES:
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise DrafterError(f"drafter config: {name} must be a positive integer: {value!r}")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise DrafterError("drafter config: query heads must be a multiple of key-value heads")
+        ids = self.target_layer_ids
+        if not ids or list(ids) != sorted(set(ids)) or not 0 <= ids[0] <= ids[-1] < self._last:
+            raise DrafterError(
+                f"drafter config: target_layer_ids {list(ids)} must rise strictly "
+                f"within 0..{self._last - 1}"
+            )
+        if not 0 <= self.mask_token_id < self.vocab_size:
+            raise DrafterError(
+                f"drafter config: mask_token_id {self.mask_token_id} lies outside the vocabulary"
+            )
+        if not 0 <= self.draft_vocab_size <= self.vocab_size:
+            raise DrafterError("drafter config: draft_vocab_size exceeds the vocabulary")
+        if self.markov_head_type != "vanilla":
+            raise DrafterError(
+                f"Markov head {self.markov_head_type!r} is not supported; only 'vanilla' is"
+            )
+        if not self.enable_confidence_head:
+            raise DrafterError("a drafter without a confidence head is not supported")
+
+    @property
+    def _last(self) -> int:
+        return self.num_target_layers
+
+    @property
+    def qk_norm(self) -> bool:
+        return self.family == "qwen3"
+
+    @property
+    def num_draft_logits(self) -> int:
+        """Columns of the draft distribution."""
+        return self.draft_vocab_size or self.vocab_size
+
+    @property
+    def confidence_features(self) -> int:
+        return self.hidden_size + self.markov_rank * self.confidence_head_with_markov
+
+    @classmethod
+    def for_target(cls, target_folder: Path, **drafter_fields: Any) -> Self:
+        """A config for a new drafter: the target's shape and the fields given here."""
+        raw = read_json(target_folder / "config.json", "target config")
+        return cls(
+            **_shape(raw, target_folder / "config.json"),
+            num_target_layers=raw.get("num_hidden_layers", 0),
+            **drafter_fields,
+        )
+
+    @classmethod
+    def from_json(cls, path: Path) -> Self:
+        """Read ``config.json`` of a checkpoint.
+
+        Raises:
+            DrafterError: unreadable, a field missing, or an unknown one in our own section.
+        """
+        raw = read_json(path, "drafter config")
+        own = raw.get(_OWN_SECTION, {})
+        unknown = sorted(set(own) - set(_OWN_FIELDS))
+        if unknown:
+            raise DrafterError(f"{path}: unknown fields {unknown} in section {_OWN_SECTION}")
+        names = {field.name for field in fields(cls)} - {"target_layer_ids", *_OWN_FIELDS}
+        given = {name: raw[name] for name in names & set(raw)}
+        try:
+            layer_ids = tuple(raw["target_layer_ids"])
+            return cls(**{**given, **_shape(raw, path), **own, "target_layer_ids": layer_ids})
+        except KeyError as error:
+            raise DrafterError(f"{path} lacks the field {error}") from error
+        except TypeError as error:
+            raise DrafterError(f"{path} is no complete DSpark config: {error}") from error
+
+    def to_json(self) -> str:
+        values = asdict(self)
+        family = values.pop("family")
+        own = {name: values.pop(name) for name in _OWN_FIELDS}
+        head = {"architectures": [FAMILIES[family]], "model_type": family}
+        frozen = {"tie_word_embeddings": False, "hidden_act": "silu"}
+        return json.dumps({**head, **frozen, **values, _OWN_SECTION: own}, indent=2) + "\n"
+
+
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    """The object in ``path``, or a DrafterError that names it."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise DrafterError(f"{what} {path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise DrafterError(f"{what} {path} is not a JSON object")
+    return value
+
+
+def _shape(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The fields a drafter takes over from a transformers config of either generation."""
+    for name in ("attention_bias", "mlp_bias"):
+        if raw.get(name):
+            raise DrafterError(f"{path}: {name} is not supported")
+    if raw.get("hidden_act", "silu") != "silu":
+        raise DrafterError(f"{path}: activation {raw['hidden_act']!r} is not supported; only silu")
+    missing = [name for name in _TARGET_FIELDS if name not in raw]
+    if missing:
+        raise DrafterError(f"{path} lacks the fields {missing}")
+    shape = {name: raw[name] for name in _TARGET_FIELDS}
+    shape["family"] = str(raw.get("model_type"))
+    shape["head_dim"] = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
+    shape["rope_parameters"] = raw.get("rope_parameters") or {
+        "rope_type": "default",
+        "rope_theta": raw.get("rope_theta", 10000.0),
+        **(raw.get("rope_scaling") or {}),
+    }
+    return shape

@@ -1,0 +1,139 @@
+"""The parts of a drafter that its verifier holds a copy of: the fusion, and the draft distribution.
+
+Both sides run this very code over the same tensors (the digest says so at the handshake), so the
+verifier can rebuild any row of q from the hidden row and the token before it.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dspark.core.errors import DrafterError
+from dspark.core.types import SamplingParams
+from dspark.modeling.drafters.checkpoint import SHARED_TENSORS, load_config, read_tensors
+from dspark.modeling.drafters.config import DrafterConfig
+from dspark.modeling.drafters.dspark import DSparkModel
+from dspark.modeling.drafters.markov import VanillaMarkovHead
+from dspark.modeling.head import LocalHead
+from dspark.modeling.linear import Precision, apply_precision
+from dspark.modeling.sampling import probabilities
+
+
+class SharedDraftParts(nn.Module):
+    """Fusion, draft head and Markov head, for inference.
+
+    Rows cross the wire in ``wire_dtype``, little-endian. ``digest`` is a SHA-256 over everything
+    that decides what these parts compute, precision aside.
+    """
+
+    wire_dtype = torch.bfloat16
+
+    def __init__(
+        self,
+        config: DrafterConfig,
+        tensors: Mapping[str, Tensor],
+        head_rows: Tensor,
+        precision: Precision,
+    ) -> None:
+        """tensors: SHARED_TENSORS, and draft_vocab.ids where the head is reduced, in fp32;
+        head_rows: [U, d], the target head's rows of the draft vocabulary."""
+        super().__init__()
+        self.config = config
+        self.draft_ids = tensors.get("draft_vocab.ids")
+        with torch.device("meta"):  # only shapes: every weight is taken over, not copied
+            width, taps = tensors["fc.weight"].shape
+            self.fc = nn.Linear(taps, width, bias=False)
+            self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+            self.markov_head = VanillaMarkovHead(
+                config.vocab_size, config.markov_rank, config.num_draft_logits
+            )
+        self.load_state_dict({name: tensors[name] for name in SHARED_TENSORS}, assign=True)
+        # Logits keep fp32 inputs and sums in every precision; so does the small fusion.
+        head_precision: Precision = "fp32" if precision == "fp32" else "fp16w"
+        self._head = LocalHead(head_rows, head_precision)
+        self.digest = self._compute_digest(tensors)
+        apply_precision(self, head_precision)
+
+    @classmethod
+    def from_model(cls, model: DSparkModel, precision: Precision) -> Self:
+        """The same parts as the verifier's, taken from the drafter itself."""
+        return cls(model.config, model.state_dict(), model.head, precision)
+
+    @torch.no_grad()
+    def fuse(self, taps: Tensor) -> Tensor:
+        """taps: [..., n * d] raw outputs of the tapped layers. Returns [..., d] fp32."""
+        return cast(Tensor, self.hidden_norm(self.fc(taps.float())))
+
+    def base_logits(self, hidden: Tensor) -> Tensor:
+        """hidden: [N, d], already rounded to the wire dtype. Returns [N, U] fp32, without bias."""
+        return self._head.logits(hidden)
+
+    @torch.no_grad()
+    def bias(self, previous: Tensor) -> Tensor:
+        """previous: [N] target ids. Returns [N, U], what the token before adds to the logits."""
+        return self.markov_head.bias(previous)
+
+    @torch.no_grad()
+    def q_row(self, hidden: Tensor, previous: Tensor, temperature: Tensor, cut: Tensor) -> Tensor:
+        """Rebuild the distribution that draft tokens were drawn from.
+
+        hidden: [N, d] as received; previous: [N] target ids before each token; temperature, cut:
+        [N]. Tokens whose logit over temperature lies below the cut have probability 0, and so has
+        all that is outside the draft vocabulary. Returns [N, V] fp32.
+        """
+        logits = self.base_logits(hidden) + self.bias(previous)
+        rows = [SamplingParams(temperature=value) for value in temperature.tolist()]
+        q, _ = probabilities(logits, rows, cut)
+        if self.draft_ids is None:
+            return q
+        full = q.new_zeros(q.shape[0], self.config.vocab_size)
+        return full.index_copy_(1, self.draft_ids, q)
+
+    def target_ids(self, columns: Tensor) -> Tensor:
+        """Columns of the draft logits as ids of the target's vocabulary."""
+        return columns if self.draft_ids is None else self.draft_ids[columns]
+
+    def pack(self, rows: Tensor) -> bytes:
+        """rows: [N, d], rounded to the wire dtype."""
+        return rows.to(self.wire_dtype).contiguous().view(torch.int16).numpy().tobytes()
+
+    def unpack(self, data: bytes) -> Tensor:
+        """The rows of ``pack``: [N, d] fp32.
+
+        Raises:
+            DrafterError: not a whole number of rows.
+        """
+        width = self.config.hidden_size
+        if len(data) % (2 * width):
+            raise DrafterError(f"{len(data)} bytes are not rows of {width} bf16 values")
+        upper_halves = np.frombuffer(data, "<u2").astype(np.uint32) << 16
+        return torch.from_numpy(upper_halves.view(np.float32)).view(-1, width)
+
+    def _compute_digest(self, tensors: Mapping[str, Tensor]) -> str:
+        shape = (self.config.target_layer_ids, self.config.rms_norm_eps, str(self.wire_dtype))
+        digest = hashlib.sha256(f"{shape} {self._head.digest}".encode())
+        for name in (*SHARED_TENSORS, "draft_vocab.ids"):
+            if name in tensors:
+                digest.update(tensors[name].detach().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def load_shared(
+    folder: Path, target_folder: Path, precision: Precision = "fp32"
+) -> SharedDraftParts:
+    """The verifier's copy, from the drafter's checkpoint and the target's head.
+
+    Raises:
+        DrafterError: the checkpoint is unreadable or does not fit the target.
+    """
+    config = load_config(folder, target_folder)
+    reduced = ("draft_vocab.ids",) if config.draft_vocab_size else ()
+    tensors = read_tensors(folder, config, (*SHARED_TENSORS, *reduced))
+    head = LocalHead.from_folder(target_folder, "fp32").weight
+    rows = head[tensors["draft_vocab.ids"]] if reduced else head
+    return SharedDraftParts(config, tensors, rows, precision)

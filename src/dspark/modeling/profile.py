@@ -1,0 +1,68 @@
+"""What a target step costs on this device: real forwards of given shapes, timed."""
+
+from collections.abc import Sequence
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from dspark.core.errors import InvalidRequestError
+from dspark.core.types import ProfileShape
+from dspark.modeling.backbone import Backbone, PackedStep, Span
+from dspark.modeling.head import LocalHead
+from dspark.modeling.kv import BlockPool
+from dspark.modeling.sampling import argmax
+
+
+def profile_steps(
+    backbone: Backbone,
+    head: LocalHead,
+    pool: BlockPool,
+    shapes: Sequence[ProfileShape],
+    repeats: int,
+) -> list[float]:
+    """Median seconds of `repeats` steps (backbone, head and argmax), one for each shape.
+
+    Runs on scratch blocks of the pool, freed afterwards; what the cache held there is garbage.
+
+    Raises:
+        InvalidRequestError: a shape with more sequences or head rows than tokens, or none.
+        OutOfBlocksError: the pool is too small, or too full, for a shape.
+    """
+    return [_median_seconds(backbone, head, pool, shape, repeats) for shape in shapes]
+
+
+def _median_seconds(
+    backbone: Backbone, head: LocalHead, pool: BlockPool, shape: ProfileShape, repeats: int
+) -> float:
+    if not (
+        1 <= shape.requests <= shape.batch_tokens and 0 <= shape.head_rows <= shape.batch_tokens
+    ):
+        raise InvalidRequestError(f"{shape} is no target step: more sequences or head rows than B")
+    per_request, extra = divmod(shape.batch_tokens, shape.requests)
+    lengths = [per_request + (index < extra) for index in range(shape.requests)]
+    contexts = [max(shape.context, length) for length in lengths]
+    blocks: list[list[int]] = []
+    try:
+        for context in contexts:
+            blocks.append(pool.allocate(-(-context // pool.block_size)))
+        spans = tuple(
+            Span(table, context - length, length)
+            for table, context, length in zip(blocks, contexts, lengths, strict=True)
+        )
+        step = PackedStep(torch.zeros(shape.batch_tokens, dtype=torch.int64), spans)
+        _run(
+            backbone, head, step, shape.head_rows
+        )  # first touches and kernel choices are not timed
+        return median(_run(backbone, head, step, shape.head_rows) for _ in range(max(repeats, 1)))
+    finally:
+        for table in blocks:
+            pool.free(table)
+
+
+def _run(backbone: Backbone, head: LocalHead, step: PackedStep, head_rows: int) -> float:
+    started = perf_counter()
+    hidden = backbone.forward(step).hidden
+    if head_rows:
+        argmax(head.logits(hidden[:head_rows]))
+    return perf_counter() - started

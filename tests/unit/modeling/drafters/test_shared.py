@@ -1,0 +1,97 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from dspark.core.errors import DrafterError
+from dspark.modeling.drafters.checkpoint import load_drafter, save_drafter
+from dspark.modeling.drafters.shared import SharedDraftParts, load_shared
+from tests.support.drafters import HIDDEN, VOCAB, model_on, random_config, random_model
+from tests.support.tiny import tiny_target
+
+
+def rows(count: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, HIDDEN, generator=generator).bfloat16().float()
+
+
+def no_cut(count: int) -> torch.Tensor:
+    return torch.full((count,), -torch.inf)
+
+
+def test_rows_survive_the_wire_exactly() -> None:
+    shared = SharedDraftParts.from_model(random_model(random_config()), "fp32")
+    sent = torch.tensor([[0.0, -0.0, 1.5, -3e38, 1e-40, torch.inf] + [2.0] * (HIDDEN - 6)])
+    sent = torch.cat((sent, rows(3)))
+    received = shared.unpack(shared.pack(sent))
+    assert torch.equal(received, sent.bfloat16().float())
+    assert shared.unpack(b"").shape == (0, HIDDEN)
+    with pytest.raises(DrafterError, match="not rows of 32"):
+        shared.unpack(b"abc")
+
+
+@pytest.mark.parametrize("draft_vocab_size", [0, 50])
+def test_temperature_divides_the_sum_of_logits_and_bias(draft_vocab_size: int) -> None:
+    model = random_model(random_config(draft_vocab_size=draft_vocab_size))
+    shared = SharedDraftParts.from_model(model, "fp32")
+    hidden, previous = rows(5), torch.tensor([0, 9, 9, 40, 79])
+    temperature = torch.tensor([0.5, 1.0, 2.0, 0.7, 1.0])
+    with torch.no_grad():
+        logits = model.base_logits(hidden) + model.markov_head.bias(previous)
+    columns = torch.arange(VOCAB) if model.draft_vocab is None else model.draft_vocab.ids
+    expected = torch.zeros(5, VOCAB)
+    expected[:, columns] = torch.softmax(logits / temperature[:, None], -1)
+    q = shared.q_row(hidden, previous, temperature, no_cut(5))
+    torch.testing.assert_close(q, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(q.double().sum(-1), torch.ones(5).double(), rtol=0, atol=1e-5)
+
+
+def test_the_cut_removes_what_lies_below_it() -> None:
+    model = random_model(random_config())
+    shared = SharedDraftParts.from_model(model, "fp32")
+    hidden, previous, ones = rows(1), torch.tensor([4]), torch.ones(1)
+    scaled = (shared.base_logits(hidden) + shared.bias(previous))[0].sort().values
+    cut = (scaled[-3] + scaled[-4]) / 2
+    q = shared.q_row(hidden, previous, ones, cut[None])
+    whole = shared.q_row(hidden, previous, ones, no_cut(1))
+    kept = q > 0
+    assert kept.sum() == 3
+    torch.testing.assert_close(q[kept], whole[kept] / whole[kept].sum())
+
+
+def test_fp16_rows_are_rebuilt_alike_in_batches_of_another_size() -> None:
+    shared = SharedDraftParts.from_model(random_model(random_config()), "fp16w")
+    hidden, previous = rows(7), torch.arange(7)
+    ones = torch.ones(7)
+    together = shared.q_row(hidden, previous, ones, no_cut(7))
+    for i in range(7):
+        alone = shared.q_row(hidden[i : i + 1], previous[i : i + 1], ones[:1], no_cut(1))
+        torch.testing.assert_close(alone[0], together[i], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("draft_vocab_size", [0, 30])
+def test_the_verifiers_copy_equals_the_drafters(tmp_path: Path, draft_vocab_size: int) -> None:
+    target = tiny_target(tmp_path / "target", vocab_size=64)
+    save_drafter(model_on(target, draft_vocab_size=draft_vocab_size), tmp_path / "drafter")
+    model = load_drafter(tmp_path / "drafter", target)
+    ours = SharedDraftParts.from_model(model, "fp32")
+    theirs = load_shared(tmp_path / "drafter", target)
+    assert ours.digest == theirs.digest
+    taps = torch.randn(6, 2 * HIDDEN)
+    assert torch.equal(ours.fuse(taps), theirs.fuse(taps))
+    assert torch.equal(ours.fuse(taps), model.fuse(taps))
+    args = rows(4), torch.arange(4), torch.ones(4), no_cut(4)
+    assert torch.equal(ours.q_row(*args), theirs.q_row(*args))
+
+
+def test_the_digest_covers_every_shared_tensor() -> None:
+    digests = {SharedDraftParts.from_model(random_model(random_config()), "fp32").digest}
+    names = ("fc.weight", "hidden_norm.weight", "markov_head.markov_w1.weight")
+    for name in (*names, "markov_head.markov_w2.weight", "draft_vocab.ids", "head"):
+        model = random_model(random_config())
+        tensor = model.head if name == "head" else model.state_dict()[name]
+        tensor.view(-1)[-1] += 1
+        digests.add(SharedDraftParts.from_model(model, "fp32").digest)
+    assert len(digests) == 7
+    same = SharedDraftParts.from_model(random_model(random_config()), "fp16w")
+    assert same.digest in digests

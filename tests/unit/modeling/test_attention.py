@@ -1,0 +1,112 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dspark.modeling.attention import paged_attention
+from dspark.modeling.attention_plan import Gather, Slabs, Span, plan_attention
+from dspark.modeling.kv import KVCache, KVShape
+
+HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, NUM_BLOCKS = 4, 2, 8, 4, 96
+SHAPE = KVShape(1, KV_HEADS, HEAD_DIM, NUM_BLOCKS, BLOCK_SIZE)
+
+
+class Layer(torch.nn.Module):
+    layer_idx = 0
+
+
+def run(cache: KVCache, spans: list[Span], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
+    """q: [B, H, hd]; k, v: [B, KV, hd]. Returns [B, H, hd]."""
+    packed = [rows.transpose(0, 1)[None] for rows in (q, k, v)]
+    plan = plan_attention(spans, cache, HEADS // KV_HEADS)
+    return paged_attention(Layer(), *packed, None, HEAD_DIM**-0.5, plan)[0][0]
+
+
+def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int) -> torch.Tensor:
+    """One sequence in fp64: q [n, H, hd] at positions start.., k and v [start + n, KV, hd]."""
+    share = HEADS // KV_HEADS
+    keys, values = (x.double().repeat_interleave(share, 1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), keys) * HEAD_DIM**-0.5
+    hidden = torch.arange(len(k)) > (start + torch.arange(len(q)))[:, None]
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, values)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    shapes=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), min_size=1, max_size=6),
+    layout=st.sampled_from(["scattered", "slabs", "runs"]),
+    seed=st.integers(0, 1000),
+)
+def test_every_row_sees_its_own_sequence_and_nothing_else(
+    shapes: list[tuple[int, int]], layout: str, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    cache = KVCache(SHAPE, torch.float32)
+    for tensor in (*cache.keys, *cache.values):
+        tensor.normal_(generator=generator)  # whatever lies in other blocks must not matter
+    order = torch.randperm(NUM_BLOCKS, generator=generator).tolist()
+    tables, taken = [], 0
+    for place, (start, length) in enumerate(shapes):
+        needed = -(-(start + length) // BLOCK_SIZE)
+        if layout == "slabs":
+            tables.append(range(place * 13, place * 13 + 13))
+        elif layout == "runs":
+            tables.append(list(range(taken, taken + needed)))
+        else:
+            tables.append(order[taken : taken + needed])
+        taken += needed
+    history = [
+        torch.randn(2, start + length, KV_HEADS, HEAD_DIM, generator=generator)
+        for start, length in shapes
+    ]
+    for table, (start, _), (k, v) in zip(tables, shapes, history, strict=True):
+        if start:
+            q = torch.zeros(start, HEADS, HEAD_DIM)
+            run(cache, [Span(table, 0, start)], q, k[:start], v[:start])
+    queries = [torch.randn(n, HEADS, HEAD_DIM, generator=generator) for _, n in shapes]
+    spans = [Span(table, start, n) for table, (start, n) in zip(tables, shapes, strict=True)]
+    new_k = torch.cat([k[start:] for (start, _), (k, _) in zip(shapes, history, strict=True)])
+    new_v = torch.cat([v[start:] for (start, _), (_, v) in zip(shapes, history, strict=True)])
+    got = run(cache, spans, torch.cat(queries), new_k, new_v)
+    expected = [
+        reference(q, k, v, start)
+        for q, (start, _), (k, v) in zip(queries, shapes, history, strict=True)
+    ]
+    torch.testing.assert_close(got.double(), torch.cat(expected), atol=1e-5, rtol=1e-5)
+
+
+def test_evenly_spaced_slabs_are_read_in_place() -> None:
+    cache = KVCache(SHAPE, torch.float32)
+    spans = [Span(range(i * 20, i * 20 + 20), 70, 1) for i in range(4)]
+    (group,) = plan_attention(spans, cache, HEADS // KV_HEADS).groups
+    assert group.context == Slabs(0, 20, 18)
+
+
+def test_a_view_never_reaches_past_the_cache() -> None:
+    """The last slab is short: read as long as its neighbour it would leave the tensor."""
+    cache = KVCache(SHAPE, torch.float32)
+    spans = [Span(range(48, 72), 90, 1), Span(range(92, 96), 10, 1)]
+    for group in plan_attention(spans, cache, HEADS // KV_HEADS).groups:
+        if isinstance(group.context, Slabs):
+            last = group.context.first_block + (group.num_spans - 1) * group.context.spacing
+            assert last + group.context.num_blocks <= NUM_BLOCKS
+
+
+def test_scattered_blocks_of_similar_length_share_one_gather() -> None:
+    cache = KVCache(SHAPE, torch.float32)
+    spans = [Span([i, i + 40, i + 20], 9 + i, 1) for i in range(3)]
+    (group,) = plan_attention(spans, cache, HEADS // KV_HEADS).groups
+    assert isinstance(group.context, Gather)
+    assert group.num_spans == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_come_back_in_span_order(dtype: torch.dtype) -> None:
+    cache = KVCache(SHAPE, dtype)
+    spans = [Span([i], 0, n) for i, n in enumerate((3, 1, 4, 2))]
+    v = torch.arange(10, dtype=dtype)[:, None, None].expand(10, KV_HEADS, HEAD_DIM)
+    first_of_span = [0, 3, 4, 8]
+    zero = torch.zeros(10, HEADS, HEAD_DIM, dtype=dtype)
+    got = run(cache, spans, zero, zero[:, :KV_HEADS], v)
+    assert got[first_of_span, 0, 0].tolist() == [0, 3, 4, 8]  # a first token sees only itself

@@ -1,0 +1,55 @@
+import pytest
+import torch
+from torch import nn
+
+from dspark.core.errors import ConfigError
+from dspark.modeling.linear import Fp16WeightLinear, FusedRMSNorm, resolve_precision
+
+needs_fbgemm = pytest.mark.skipif(
+    "fbgemm" not in torch.backends.quantized.supported_engines, reason="no FBGEMM here"
+)
+
+
+def test_unknown_precision_names_the_choices() -> None:
+    with pytest.raises(ConfigError, match="auto, fp32, bf16, fp16w"):
+        resolve_precision("int3")
+
+
+def test_auto_is_one_of_the_precisions() -> None:
+    assert resolve_precision("auto") in ("fp32", "bf16", "fp16w")
+    assert resolve_precision("fp32") == "fp32"
+
+
+@needs_fbgemm
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_fp16_weights_are_rounded_once_and_sums_stay_fp32(has_bias: bool) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(96, 40, bias=has_bias)
+    x = torch.randn(5, 96)
+    rounded = linear.weight.half().double()
+    expected = x.double() @ rounded.T + (linear.bias.double() if has_bias else 0)
+    with torch.no_grad():
+        got = Fp16WeightLinear(linear.weight, linear.bias)(x)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), expected, atol=1e-5, rtol=0)
+
+
+@needs_fbgemm
+def test_fp16_rows_depend_on_the_batch_only_by_fp32_rounding() -> None:
+    """What makes this precision as good as fp32 for speculation: sums differ in the order of their
+    terms and nothing else. (They do differ: kernels for 1 and 2 rows add up in another order.)"""
+    torch.manual_seed(0)
+    packed = Fp16WeightLinear(torch.randn(192, 64))
+    x = torch.randn(130, 64)
+    whole = packed(x)
+    for size in (1, 2, 3, 5, 8, 13, 32, 64, 129):
+        for start in range(0, len(x) - size + 1, 17):
+            part = packed(x[start : start + size])
+            assert (part - whole[start : start + size]).abs().max() < 64 * 2**-20
+
+
+def test_fused_norm_equals_its_definition() -> None:
+    torch.manual_seed(0)
+    weight, x = nn.Parameter(torch.rand(64)), torch.randn(3, 7, 64)
+    expected = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * weight
+    torch.testing.assert_close(FusedRMSNorm(weight, 1e-5)(x), expected)
