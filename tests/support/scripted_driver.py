@@ -16,6 +16,7 @@ class ScriptedDriver:
     """Takes up to `room` requests; the test plays the engine with `say`."""
 
     target = TargetInfo(1, "tiny", "t", "h", "f", TINY_VOCAB, 512, 64, 16, "fp32", "cpu")
+    cost = None
 
     def __init__(self, room: int = 10) -> None:
         self.room = room

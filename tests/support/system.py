@@ -105,8 +105,9 @@ class Losable:
 
 @dataclass
 class Recorder:
-    """An observer that keeps everything."""
+    """An observer that keeps everything, beside the task it observes."""
 
+    loop: asyncio.Task[None] = field(init=False)
     steps: list[tuple[StepOutcome, StepTiming]] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
 
@@ -135,7 +136,7 @@ async def running_driver(
     max_waiting: int = 100,
     max_running: int = 8,
 ) -> AsyncIterator[tuple[Driver, Recorder]]:
-    """A driver in its loop. Leaving the context raises what broke the loop, if anything did."""
+    """A driver in its loop, ``Recorder.loop``."""
     target = await verifier.handshake()
     engine = Engine(
         incarnation=new_incarnation(),
@@ -154,16 +155,14 @@ async def running_driver(
         max_waiting=max_waiting,
         observer=recorder,
     )
-    loop = asyncio.create_task(driver.run())
+    recorder.loop = asyncio.create_task(driver.run())
     try:
         yield driver, recorder
     finally:
-        if loop.done():
-            loop.result()
-        loop.cancel()
+        recorder.loop.cancel()
 
 
 async def until(condition: Any, seconds: float = 20.0) -> None:
     async with asyncio.timeout(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)

@@ -65,7 +65,8 @@ def decide(
     `shared` rebuilds q; it may be None where no candidate in `rejection` mode has a draft.
     """
     decisions: dict[int, Decision] = {}
-    greedy, sampled = [], []
+    greedy: list[int] = []
+    sampled: list[int] = []
     for index, candidate in enumerate(candidates):
         is_greedy = candidate.sampling.mode is VerificationMode.GREEDY
         (greedy if is_greedy else sampled).append(index)
@@ -135,7 +136,8 @@ def _leading_accepts(
     u = uniform(_nonces(candidates)[:, None], step, Purpose.ACCEPT, position)[drafted]
     kept = np.zeros(drafted.shape, dtype=bool)
     kept[drafted] = u * q < p_of_draft
-    return np.cumprod(kept, axis=1).sum(axis=1)
+    accepted: NDArray[np.int64] = np.cumprod(kept, axis=1).sum(axis=1)
+    return accepted
 
 
 def _nonces(candidates: list[Candidate]) -> NDArray[np.uint64]:

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PretrainedConfig
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from dspark.core.errors import TargetError
 from dspark.modeling.attention import ATTENTION_NAME
@@ -65,14 +66,11 @@ class LocalBackbone:
         if threads is not None:
             torch.set_num_threads(threads)
         self.precision = precision
-        self.config = AutoConfig.from_pretrained(folder)
+        self.config, self.model = _load_decoder(folder, activation_dtype(precision))
         self.tap_layers = tuple(tap_layers)
         num_layers = self.config.num_hidden_layers
         if not all(0 <= layer < num_layers for layer in self.tap_layers):
             raise TargetError(f"tap layers {self.tap_layers} are not all in 0..{num_layers - 1}")
-        self.model = AutoModel.from_pretrained(
-            folder, dtype=activation_dtype(precision), attn_implementation=ATTENTION_NAME
-        ).eval()
         apply_precision(self.model, precision)
         shape = KVShape(
             num_layers=num_layers,
@@ -86,7 +84,7 @@ class LocalBackbone:
         self.kv = KVCache(shape, activation_dtype(precision), feature_dim=feature_dim)
         self._tapped: dict[int, Tensor] = {}
         for layer in self.tap_layers:
-            self.model.layers[layer].register_forward_hook(self._tap(layer))
+            self.model.get_submodule(f"layers.{layer}").register_forward_hook(self._tap(layer))
 
     def forward(self, step: PackedStep) -> BackboneOutput:
         """Run one packed step: writes its keys and values, returns its hidden states."""
@@ -109,3 +107,18 @@ class LocalBackbone:
             self._tapped[layer] = output
 
         return keep
+
+
+def _load_decoder(folder: Path, dtype: torch.dtype) -> tuple[PretrainedConfig, nn.Module]:
+    """The checkpoint's configuration and decoder; the head is a module of its own (`LocalHead`)."""
+    loaded: Any  # (model, report), which the annotations of transformers do not say
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation=ATTENTION_NAME, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise TargetError(f"the target in {folder} cannot be loaded: {error}") from error
+    model, report = loaded
+    if report["missing_keys"]:  # transformers would go on with random weights
+        raise TargetError(f"the target in {folder} lacks {sorted(report['missing_keys'])}")
+    return model.config, model.base_model.eval()

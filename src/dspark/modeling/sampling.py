@@ -21,9 +21,12 @@ _CDF_BLOCK = 256
 
 def argmax(logits: Tensor) -> NDArray[np.int64]:
     """Largest entry of each row of [N, V]; of equal ones the lowest id."""
+    best: NDArray[np.int64]
     if logits.device.type == "cpu":
-        return logits.numpy().argmax(-1)  # vectorised; torch's own is an order slower here
-    return logits.argmax(-1).cpu().numpy()
+        best = logits.numpy().argmax(-1)  # vectorised; torch's own is an order slower here
+    else:
+        best = logits.argmax(-1).cpu().numpy()
+    return best
 
 
 def probabilities(
@@ -83,8 +86,10 @@ def _last_kept(
     kth = largest.gather(1, rank[:, None])
     unlimited = torch.tensor([k >= vocab for k in top_k], device=values.device)[:, None]
     kth = kth.masked_fill(unlimited, -torch.inf)
-    log_mass = values.masked_fill(values < kth, -torch.inf).logsumexp(-1, keepdim=True)
-    cumulative = (largest - log_mass).double().exp().cumsum(-1)
+    top = largest[:, :1]
+    weights = torch.exp(values - top).masked_fill_(values < kth, 0)
+    mass = weights.sum(-1, keepdim=True, dtype=torch.float64)
+    cumulative = torch.exp(largest - top).cumsum(-1, dtype=torch.float64) / mass
     wanted = top_p.double()[:, None]
     position = (cumulative < wanted).sum(-1, keepdim=True)
     nucleus = largest.gather(1, position.clamp(max=width - 1))

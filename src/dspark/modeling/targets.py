@@ -187,8 +187,8 @@ def _convert_gguf(gguf: Path, folder: Path) -> None:
     eos = tokenizer.convert_tokens_to_ids(_GGUF_EOS)
     config.eos_token_id = config.pad_token_id = eos
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    weights = load_gguf_checkpoint(
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    weights = load_gguf_checkpoint(  # type: ignore[no-untyped-call]
         str(gguf), return_tensors=True, model_to_load=model, torch_dtype=torch.float32
     )["tensors"]
     model = model.to_empty(device="cpu")
@@ -196,7 +196,7 @@ def _convert_gguf(gguf: Path, folder: Path) -> None:
     if missing - {"lm_head.weight"}:
         raise TargetError(f"{gguf} lacks the tensors {sorted(missing)}")
     model.tie_weights()
-    model.generation_config = GenerationConfig(
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         bos_token_id=config.bos_token_id, eos_token_id=eos, pad_token_id=eos
     )
     model.save_pretrained(folder)

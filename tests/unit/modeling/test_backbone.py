@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dspark.core.errors import TargetError
@@ -118,6 +119,22 @@ def test_tapping_a_layer_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     folder = tiny_target(tmp_path / "target")
     with pytest.raises(TargetError, match=r"not all in 0\.\.1"):
         LocalBackbone(folder, "fp32", (2,), num_blocks=4)
+
+
+def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
+    folder = tiny_target(tmp_path / "target")
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(TargetError, match=r"lacks .*layers\.1\.mlp\.up_proj"):
+        LocalBackbone(folder, "fp32", (), num_blocks=4)
+
+
+def test_an_unreadable_checkpoint_is_refused(tmp_path: Path) -> None:
+    folder = tiny_target(tmp_path / "target")
+    (folder / "model.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(TargetError, match="cannot be loaded"):
+        LocalBackbone(folder, "fp32", (), num_blocks=4)
 
 
 def test_without_taps_the_output_has_none(tmp_path: Path) -> None:

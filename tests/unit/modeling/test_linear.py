@@ -1,9 +1,16 @@
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig, LlamaModel
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from dspark.core.errors import ConfigError
-from dspark.modeling.linear import Fp16WeightLinear, FusedRMSNorm, resolve_precision
+from dspark.modeling.linear import (
+    FastRMSNorm,
+    Fp16WeightLinear,
+    apply_precision,
+    resolve_precision,
+)
 
 needs_fbgemm = pytest.mark.skipif(
     "fbgemm" not in torch.backends.quantized.supported_engines, reason="no FBGEMM here"
@@ -48,8 +55,39 @@ def test_fp16_rows_depend_on_the_batch_only_by_fp32_rounding() -> None:
             assert (part - whole[start : start + size]).abs().max() < 64 * 2**-20
 
 
-def test_fused_norm_equals_its_definition() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fast_norm_equals_the_transformers_module(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    weight, x = nn.Parameter(torch.rand(64)), torch.randn(3, 7, 64)
-    expected = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * weight
-    torch.testing.assert_close(FusedRMSNorm(weight, 1e-5)(x), expected)
+    x = torch.randn(3, 7, 64).to(dtype) * 5
+    norm = LlamaRMSNorm(64, eps=1e-5).to(dtype)
+    norm.weight.data.uniform_(0.5, 2)
+    got = FastRMSNorm(norm.weight, 1e-5)(x)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got, norm(x))
+
+
+def test_small_rows_are_scaled_by_eps_and_not_by_their_norm() -> None:
+    got = FastRMSNorm(torch.ones(4), 1e-2)(torch.full((1, 4), 1e-4))
+    torch.testing.assert_close(got, torch.full((1, 4), 1e-3))
+
+
+@needs_fbgemm
+def test_apply_precision_swaps_every_linear_and_norm() -> None:
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    model = LlamaModel(config)
+    expected = model(torch.arange(5)[None]).last_hidden_state
+    apply_precision(model, "fp16w")
+    kinds = [type(module) for module in model.modules()]
+    assert kinds.count(Fp16WeightLinear) == 14
+    assert kinds.count(FastRMSNorm) == 5
+    assert nn.Linear not in kinds
+    assert LlamaRMSNorm not in kinds
+    got = model(torch.arange(5)[None]).last_hidden_state
+    torch.testing.assert_close(got, expected, atol=5e-3, rtol=0)

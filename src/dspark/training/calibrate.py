@@ -1,0 +1,174 @@
+"""Fit the confidences: ``python -m dspark.training.calibrate --drafter FOLDER --data SHARDS``.
+
+Sequential temperature scaling, one table for each verification mode, on held-out responses:
+
+- ``greedy``: greedy responses; a drafted token is accepted if it equals the response's, exactly as
+  in serving, and its confidence follows the drafter's own tokens.
+- ``rejection`` (temperature 1): sampled responses; along the response the expected acceptance
+  ``sum(min(p, q))`` of each position is known, and whether it was accepted is *drawn* from it.
+
+Rounds are those that decoding would meet. Every other response is fitted, the rest is scored.
+"""
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+
+from dspark.core.calibration import apply, ece, fit_sts
+from dspark.core.errors import DSparkError
+from dspark.core.types import VerificationMode
+from dspark.modeling.drafters.checkpoint import CALIBRATION, load_drafter
+from dspark.modeling.drafters.dspark import DSparkModel
+from dspark.modeling.head import LocalHead
+from dspark.modeling.losses import LossWeights, log_normalizer
+from dspark.modeling.targets import DEFAULT_TARGET, resolve_target
+from dspark.training import anchors
+from dspark.training.dataset import Blocks, LogNormalizer
+from dspark.training.environment import reexec_with_settings
+from dspark.training.held_out import BLOCKS_AT_ONCE, draft_greedily, greedy_accepted, walk
+from dspark.training.loop import TeacherForcing
+from dspark.training.shards import CachedSequence, ResponseCache
+
+Ints = NDArray[np.int64]
+
+MIN_REACHED = 200
+"""Blocks that must have been accepted up to a position for its temperature to be fitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """N verified blocks: what the drafter believed, and what came of it."""
+
+    confidence_logits: NDArray[np.float32]  # [N, block_size]
+    accepted: Ints  # [N]
+    judged: Ints  # [N] positions with a verdict
+
+
+def calibrate(
+    model: DSparkModel, cache: ResponseCache, normalizer: LogNormalizer, seed: int = 0
+) -> dict[str, Any]:
+    """Contents of calibration.json: temperatures by mode, and what they were fitted and scored on.
+
+    ECE is that of the survival through each position, on the responses left out of the fit.
+    """
+    forcing = TeacherForcing(model, LossWeights(), loss_decay=1.0)
+    rng = np.random.default_rng(seed)
+    judged: dict[VerificationMode, list[Judged]] = {mode: [] for mode in VerificationMode}
+    for sequence in cache:
+        positions = anchors.candidates(sequence.loss_mask.numpy().astype(bool))
+        if len(positions) == 0:
+            continue
+        if sequence.info.temperature == 0:
+            judged[VerificationMode.GREEDY].append(_greedy(model, sequence, positions))
+        else:
+            judged[VerificationMode.REJECTION].append(
+                _rejection(forcing, sequence, positions, normalizer, rng)
+            )
+    result: dict[str, Any] = {"temperatures": {}, "ece_before": {}, "ece_after": {}, "blocks": {}}
+    for mode, parts in judged.items():
+        if len(parts) < 2:
+            continue
+        fitted, scored = _joined(parts[0::2]), _joined(parts[1::2])
+        temperatures = fit(fitted)
+        result["temperatures"][mode.value] = temperatures.tolist()
+        result["ece_before"][mode.value] = survival_ece(scored, np.ones_like(temperatures))
+        result["ece_after"][mode.value] = survival_ece(scored, temperatures)
+        result["blocks"][mode.value] = len(fitted.accepted)
+    return result
+
+
+def fit(judged: Judged) -> NDArray[np.float64]:
+    """[block_size] temperatures; 1 from the first position on that too few blocks reached.
+
+    Where hardly any block gets, survival is near 0 whatever the temperature, and the fit would
+    run to the edge of its grid.
+    """
+    block_size = judged.confidence_logits.shape[1]
+    reached = [int((judged.accepted >= k).sum()) for k in range(block_size)]
+    depth = next((k for k, count in enumerate(reached) if count < MIN_REACHED), block_size)
+    fitted = fit_sts(judged.confidence_logits[:, :depth], judged.accepted, judged.judged)
+    return np.concatenate([fitted, np.ones(block_size - depth)])
+
+
+def survival_ece(judged: Judged, temperatures: NDArray[np.float64]) -> list[float]:
+    """[block_size] ECE of the survival through each position, over the blocks judged there."""
+    survival = np.cumprod(apply(judged.confidence_logits, temperatures), axis=1)
+    errors = []
+    for k in range(survival.shape[1]):
+        seen = judged.judged > k
+        errors.append(ece(survival[seen, k], judged.accepted[seen] > k))
+    return errors
+
+
+def _greedy(model: DSparkModel, sequence: CachedSequence, positions: Ints) -> Judged:
+    blocks = draft_greedily(model, sequence, positions)
+    accepted, countable = greedy_accepted(sequence, positions, blocks.tokens)
+    met = walk(accepted)
+    return Judged(blocks.confidence_logits[met], accepted[met], countable[met])
+
+
+@torch.inference_mode()
+def _rejection(
+    forcing: TeacherForcing,
+    sequence: CachedSequence,
+    positions: Ints,
+    normalizer: LogNormalizer,
+    rng: np.random.Generator,
+) -> Judged:
+    block_size = forcing.model.config.block_size
+    normalizers = normalizer(sequence.hidden.float())
+    logits = np.zeros((len(positions), block_size), np.float32)
+    acceptance = np.zeros((len(positions), block_size), np.float32)
+    counted = anchors.counted_labels(sequence.loss_mask.numpy().astype(bool), positions, block_size)
+    for start in range(0, len(positions), BLOCKS_AT_ONCE):
+        part = slice(start, start + BLOCKS_AT_ONCE)
+        batch = [Blocks.at(sequence, positions[part], block_size, normalizers)]
+        draft = forcing.draft(batch)
+        assert draft.confidence_logits is not None
+        logits[part][counted[part]] = draft.confidence_logits.numpy()
+        acceptance[part][counted[part]] = forcing.loss(draft, batch).acceptance.numpy()
+    kept = rng.random(acceptance.shape) < acceptance
+    accepted = np.logical_and.accumulate(kept, axis=1).sum(axis=1)
+    met = walk(accepted)
+    return Judged(logits[met], accepted[met], counted.sum(axis=1)[met])
+
+
+def _joined(parts: list[Judged]) -> Judged:
+    return Judged(
+        np.concatenate([part.confidence_logits for part in parts]),
+        np.concatenate([part.accepted for part in parts]),
+        np.concatenate([part.judged for part in parts]),
+    )
+
+
+def main() -> int:
+    reexec_with_settings()
+    parser = argparse.ArgumentParser(prog="calibrate", description="Fit a drafter's confidences.")
+    parser.add_argument("--drafter", type=Path, required=True, help="checkpoint folder, written to")
+    parser.add_argument("--data", type=Path, required=True, help="folder of response shards")
+    parser.add_argument("--target", default=DEFAULT_TARGET)
+    arguments = parser.parse_args()
+    console = Console(stderr=True)
+    try:
+        target = resolve_target(arguments.target)
+        model = load_drafter(arguments.drafter, target)
+        head = LocalHead.from_folder(target, "fp32")
+        cache = ResponseCache(arguments.data, split="heldout")
+        result = calibrate(model, cache, lambda hidden: log_normalizer(head, hidden))
+    except DSparkError as error:
+        console.print(f"error: {error}", style="red", soft_wrap=True)
+        return 1
+    (arguments.drafter / CALIBRATION).write_text(json.dumps(result, indent=2) + "\n")
+    console.print_json(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

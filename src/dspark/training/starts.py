@@ -1,0 +1,195 @@
+"""Where training starts: weights copied from the target, and a bigram table for the Markov head.
+
+Both change only the starting point. An *aligned start* gives the draft layers the target's last
+layers and features they know (copying the layers without aligning the features is worse than a
+random start); a *bigram start* gives the Markov head what counting can teach it.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import safe_open
+from torch import Tensor
+
+from dspark.core.errors import ConfigError
+from dspark.modeling.drafters.config import DrafterConfig
+from dspark.modeling.drafters.dspark import DSparkModel
+from dspark.modeling.head import LocalHead
+from dspark.modeling.targets import target_digest
+from dspark.training.config import FitConfig
+from dspark.training.shards import ResponseCache
+
+Ints = NDArray[np.int64]
+Response = tuple[Ints, NDArray[np.bool_]]
+"""Token ids [L] of prompt and response, and the mask [L] that is true on the response."""
+
+_FUSION_NOISE = 1e-3
+_SHRINKAGE = 3.0
+
+
+def new_model(config: FitConfig, target_folder: Path, cache: ResponseCache) -> DSparkModel:
+    """A drafter at its starting point, with a draft vocabulary from the responses in ``cache``."""
+    target = json.loads((target_folder / "config.json").read_text())
+    ids = None
+    if config.draft_vocab_size:
+        eos = target.get("eos_token_id") or []
+        counts = token_counts(responses(cache), target["vocab_size"])
+        ids = draft_vocabulary(
+            counts, config.draft_vocab_size, [eos] if isinstance(eos, int) else eos
+        )
+    drafter = DrafterConfig.for_target(
+        target_folder,
+        draft_vocab_size=0 if ids is None else len(ids),
+        target_digest=target_digest(target_folder),
+        **config.drafter_fields,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(config.seed)
+        model = blank_model(drafter, target_folder, ids)
+        if config.aligned_start:
+            align(model, target_folder, cache[0].taps.float())
+    if config.bigram_start:
+        start_bigrams(model, responses(cache), config.seed)
+    return model
+
+
+def blank_model(config: DrafterConfig, target_folder: Path, ids: Tensor | None) -> DSparkModel:
+    """A drafter around its target's embedding and head, its own weights random."""
+    (embedding,) = read_tensors(target_folder, "model.embed_tokens.").values()
+    return DSparkModel(config, embedding, LocalHead.from_folder(target_folder, "fp32").weight, ids)
+
+
+def draft_vocabulary(counts: Ints, size: int, always: Iterable[int]) -> Tensor:
+    """The ``size`` most frequent ids, those in ``always`` among them. counts: [V].
+
+    Ties go to the smaller id. Returns [min(size, V)] int64, rising.
+    """
+    ranked = counts.astype(np.float64)
+    ranked[list(always)] = np.inf
+    return torch.from_numpy(np.sort(np.argsort(-ranked, kind="stable")[:size]))
+
+
+def token_counts(sequences: Iterable[Response], vocab_size: int) -> Ints:
+    """[V]: how often each id occurs on the loss masks of (ids, mask) pairs."""
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for ids, mask in sequences:
+        counts += np.bincount(ids[mask], minlength=vocab_size)
+    return counts
+
+
+@torch.no_grad()
+def align(model: DSparkModel, target_folder: Path, taps: Tensor) -> None:
+    """Aligned start, in place.
+
+    Draft layers become the target's last n; ``fc`` the identity on the tapped layer just before
+    them, plus small noise; ``hidden_norm`` the input norm of the first copied layer, so that it
+    sees almost native keys and values; ``norm`` the target's final norm. An injected feature starts
+    with that norm undone, at the median size of ``taps`` [L, n*d]: as the residual stream it was.
+
+    Raises:
+        ConfigError: the layer before the copied ones is not tapped.
+    """
+    config = model.config
+    first = config.num_target_layers - config.num_hidden_layers
+    if first - 1 not in config.target_layer_ids:
+        raise ConfigError(
+            f"an aligned start of {config.num_hidden_layers} layers needs layer {first - 1} among "
+            f"the tapped ones, which are {list(config.target_layer_ids)}"
+        )
+    for index, layer in enumerate(model.layers):
+        prefix = f"model.layers.{first + index}."
+        layer.load_state_dict(read_tensors(target_folder, prefix))
+    norms = read_tensors(target_folder, f"model.layers.{first}.input_layernorm.")
+    model.hidden_norm.load_state_dict(norms)
+    model.norm.load_state_dict(read_tensors(target_folder, "model.norm."))
+    model.fc.weight.normal_(std=_FUSION_NOISE)
+    tap = config.target_layer_ids.index(first - 1)
+    block = model.fc.weight[:, tap * config.hidden_size : (tap + 1) * config.hidden_size]
+    block += torch.eye(config.hidden_size)
+    if model.inject_proj is not None:
+        size = taps.unflatten(1, (-1, config.hidden_size))[:, tap].square().mean(1).sqrt().median()
+        model.inject_proj.weight.copy_(torch.diag(size / model.hidden_norm.weight))
+
+
+@torch.no_grad()
+def start_bigrams(model: DSparkModel, sequences: Iterable[Response], seed: int) -> None:
+    """Bigram start, in place: W2 W1 becomes the rank-r truncation of a shrunk log-PMI table.
+
+    The entry of an observed pair (a, b) with count n is ``n / (n + 3) * log(n N / (n_a n_b))``;
+    unobserved pairs are 0, so that the table is sparse. sequences: (ids, loss mask); b is on the
+    mask and in the draft vocabulary.
+    """
+    config = model.config
+    columns = column_of(model)
+    previous, following = [], []
+    for ids, mask in sequences:
+        b = columns[ids[1:]]
+        keep = mask[1:] & (b >= 0)
+        previous.append(ids[:-1][keep])
+        following.append(b[keep])
+    width = config.num_draft_logits
+    pairs, n = np.unique(
+        np.concatenate(previous) * width + np.concatenate(following), return_counts=True
+    )
+    a, b = np.divmod(pairs, width)
+    n_a = np.bincount(a, n, config.vocab_size)[a]
+    n_b = np.bincount(b, n, width)[b]
+    values = n / (n + _SHRINKAGE) * np.log(n * n.sum() / (n_a * n_b))
+    table = torch.sparse_coo_tensor(
+        torch.from_numpy(np.stack([a, b])),
+        torch.from_numpy(values).float(),
+        (config.vocab_size, width),
+        check_invariants=True,
+    ).coalesce()
+    u, s, v = _truncated_svd(table, config.markov_rank, seed)
+    model.markov_head.markov_w1.weight.copy_(u * s.sqrt())
+    model.markov_head.markov_w2.weight.copy_(v * s.sqrt())
+
+
+def proposable(model: DSparkModel) -> Ints:
+    """[D]: the id of each column of the draft logits."""
+    if model.draft_vocab is None:
+        return np.arange(model.config.vocab_size)
+    return model.draft_vocab.ids.numpy()
+
+
+def column_of(model: DSparkModel) -> Ints:
+    """[V]: an id's column in the draft logits, -1 where the drafter cannot propose it."""
+    ids = proposable(model)
+    columns = np.full(model.config.vocab_size, -1, dtype=np.int64)
+    columns[ids] = np.arange(len(ids))
+    return columns
+
+
+def responses(cache: ResponseCache) -> Iterator[Response]:
+    for sequence in cache:
+        yield sequence.ids.numpy().astype(np.int64), sequence.loss_mask.numpy().astype(bool)
+
+
+def _truncated_svd(table: Tensor, rank: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Randomized subspace iteration (Halko et al. 2011, algorithm 5.1) on a sparse [n, m] table."""
+    transposed = table.T
+    generator = torch.Generator().manual_seed(seed)
+    width = min(rank + 16, *table.shape)
+    basis = torch.randn(table.shape[1], width, generator=generator)
+    for _ in range(4):
+        left, _ = torch.linalg.qr(table @ basis)
+        basis, _ = torch.linalg.qr(transposed @ left)
+    left, _ = torch.linalg.qr(table @ basis)
+    u, s, vh = torch.linalg.svd((transposed @ left).T, full_matrices=False)
+    return (left @ u)[:, :rank], s[:rank], vh.T[:, :rank]
+
+
+def read_tensors(folder: Path, prefix: str) -> dict[str, Tensor]:
+    """fp32 tensors of a checkpoint folder whose names start with ``prefix``, without it."""
+    found = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - not a mapping
+                if name.startswith(prefix):
+                    found[name.removeprefix(prefix)] = tensors.get_tensor(name).float()
+    return found

@@ -1,0 +1,87 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from dspark.core.errors import ConfigError
+from dspark.modeling.drafters.config import DrafterConfig
+from dspark.training import starts
+from tests.support.tiny import tiny_target
+
+V = 40
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_target(tmp_path_factory.mktemp("target"), vocab_size=V, num_layers=4)
+
+
+def drafter(
+    target: Path, taps: tuple[int, ...] = (0, 1), rank: int = 8, ids: list[int] | None = None
+):
+    config = DrafterConfig.for_target(
+        target,
+        target_layer_ids=taps,
+        num_hidden_layers=2,
+        block_size=3,
+        mask_token_id=0,
+        markov_rank=rank,
+        inject_previous_feature=True,
+        draft_vocab_size=len(ids or []),
+    )
+    return starts.blank_model(config, target, None if ids is None else torch.tensor(ids))
+
+
+def test_aligned_layers_see_what_the_targets_own_saw(target: Path) -> None:
+    model, own = drafter(target), AutoModelForCausalLM.from_pretrained(target).eval()
+    with torch.no_grad():
+        states = own(torch.arange(12)[None], output_hidden_states=True).hidden_states
+        taps = torch.cat([states[1][0], states[2][0]], dim=-1)
+        starts.align(model, target, taps)
+        copied, last = own.model.layers[2:]
+        native = copied.input_layernorm(states[2][0])
+        torch.testing.assert_close(model.fuse(taps), native, atol=0.05, rtol=0.05)
+        assert torch.equal(model.layers[0].self_attn.k_proj.weight, copied.self_attn.k_proj.weight)
+        assert torch.equal(model.layers[1].mlp.up_proj.weight, last.mlp.up_proj.weight)
+        assert torch.equal(model.norm.weight, own.model.norm.weight)
+        assert model.inject_proj is not None
+        residual = model.inject_proj(model.fuse(taps))
+        cosine = torch.nn.functional.cosine_similarity(residual, states[2][0])
+    assert cosine.min() > 0.99
+    assert 0.2 < float(residual.norm() / states[2][0].norm()) < 5
+
+
+def test_an_aligned_start_needs_the_layer_before_the_copied_ones(target: Path) -> None:
+    with pytest.raises(ConfigError, match="needs layer 1"):
+        starts.align(drafter(target, taps=(0, 2)), target, torch.zeros(1, 64))
+
+
+def test_draft_vocabulary_takes_the_most_frequent_and_what_it_must() -> None:
+    counts = np.array([5, 0, 9, 9, 0, 1])
+    assert starts.draft_vocabulary(counts, 3, always=[4]).tolist() == [2, 3, 4]
+    assert starts.draft_vocabulary(counts, 5, always=[]).tolist() == [0, 1, 2, 3, 5]
+    assert starts.draft_vocabulary(counts, 99, always=[]).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_token_counts_are_those_on_the_mask() -> None:
+    pairs = [(np.array([1, 1, 2]), np.array([False, True, True]))]
+    assert starts.token_counts(pairs, 4).tolist() == [0, 1, 1, 0]
+
+
+def test_bigram_start_is_the_shrunk_pmi_table(target: Path) -> None:
+    ids = list(range(0, V, 2))
+    model = drafter(target, rank=len(ids), ids=ids)
+    rng = np.random.default_rng(0)
+    texts = [(rng.integers(V, size=400), rng.random(400) < 0.8) for _ in range(5)]
+    starts.start_bigrams(model, texts, seed=0)
+    table = model.markov_head.bias(torch.arange(V)).detach().numpy()
+
+    counts = np.zeros((V, V))
+    for text, mask in texts:
+        np.add.at(counts, (text[:-1][mask[1:]], text[1:][mask[1:]]), 1)
+    counts = counts[:, ids]
+    expected = counts.sum(1, keepdims=True) * counts.sum(0) / counts.sum()
+    pmi = np.where(counts > 0, counts / (counts + 3) * np.log(np.maximum(counts, 1) / expected), 0)
+    np.testing.assert_allclose(table, pmi, atol=1e-4)
