@@ -25,6 +25,7 @@ from dspark.engine.request import Request
 
 GREEDY = SamplingParams(temperature=0.0)
 COST = StepCost(tokens=Curve((1, 100), (0.01, 0.02)), draft=Curve((1, 100), (1e-4, 2e-4)))
+LIMITS = Limits(max_running=8, max_prefill_tokens=16)
 
 
 class Numbers:
@@ -37,8 +38,10 @@ class Numbers:
         return ""
 
 
-def request(prompt: Sequence[int], max_tokens: int) -> Request:
-    return Request(tuple(prompt), max_tokens, Numbers(), GREEDY)
+def request(
+    prompt: Sequence[int], max_tokens: int, sampling: SamplingParams = GREEDY
+) -> Request:
+    return Request(tuple(prompt), max_tokens, Numbers(), sampling)
 
 
 async def collect(stream: EventStream) -> list[int]:
@@ -132,9 +135,10 @@ async def running_driver(
     drafter: Any,
     *,
     planner: Planner | None = None,
+    cost: StepCost = COST,
+    limits: Limits = LIMITS,
     verifier_deadline: float = 30.0,
     max_waiting: int = 100,
-    max_running: int = 8,
 ) -> AsyncIterator[tuple[Driver, Recorder]]:
     """A driver in its loop, ``Recorder.loop``."""
     target = await verifier.handshake()
@@ -142,8 +146,8 @@ async def running_driver(
         incarnation=new_incarnation(),
         target=target,
         planner=planner or FixedPlanner(3),
-        cost=COST,
-        limits=Limits(max_running=max_running, max_prefill_tokens=16),
+        cost=cost,
+        limits=limits,
     )
     recorder = Recorder()
     driver = Driver(

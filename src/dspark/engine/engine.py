@@ -108,6 +108,11 @@ class Engine:
         return self._admission.free_blocks
 
     @property
+    def cost(self) -> StepCost | None:
+        """What the engine believes steps cost."""
+        return self._cost
+
+    @property
     def gate(self) -> GateStatus:
         """Whether the engine drafts at present, and why."""
         return self._drafting.status

@@ -8,6 +8,7 @@ are left out; a checkpoint that carries them is accepted, and the target's own a
 import json
 import math
 from collections.abc import Iterable, Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,6 +40,21 @@ SHARED_TENSORS = (
 
 _FROZEN_COPIES = {"embed_tokens.weight", "lm_head.weight"}
 _EMBEDDING = "model.embed_tokens.weight"
+
+
+def resolve_drafter(name: str) -> Path:
+    """The folder of a packaged drafter, or the folder that `name` is.
+
+    Raises:
+        DrafterError: it is neither.
+    """
+    packaged = Path(str(resources.files("dspark"))) / "data" / "drafters" / name
+    for folder in (packaged, Path(name).expanduser()):
+        if folder.is_dir():
+            return folder
+    raise DrafterError(
+        f"drafter {name!r} is neither packaged nor a folder; use --drafter none to run without"
+    )
 
 
 def save_drafter(

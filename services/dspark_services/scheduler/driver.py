@@ -1,0 +1,282 @@
+"""The loop that moves the engine: every step from `begin` to `commit`, and what to do in between
+when a worker does not answer.
+"""
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+from time import perf_counter
+
+from dspark.core.cost import StepCost
+from dspark.core.errors import (
+    ConflictingStepError,
+    DSparkError,
+    OverloadedError,
+    StaleStepError,
+    UnknownSequenceError,
+    WorkerUnavailableError,
+)
+from dspark.core.types import (
+    DraftBatch,
+    DraftReply,
+    SequenceKey,
+    TargetInfo,
+    VerifyBatch,
+    VerifyReply,
+)
+from dspark.engine.engine import Engine
+from dspark.engine.events import GateStatus, StepStart
+from dspark.engine.ports import DrafterPort, VerifierPort
+from dspark.engine.request import Request
+from dspark_services.scheduler.handshake import check_drafter_fits, check_same_target
+from dspark_services.scheduler.observer import NullObserver, Observer, StepTiming
+from dspark_services.scheduler.streams import EventStream, StreamTable
+
+log = logging.getLogger(__name__)
+
+_FIRST_RETRY_SECONDS = 0.05
+_LONGEST_RETRY_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class DriverStatus:
+    """A snapshot for readiness and status pages."""
+
+    verifier_ready: bool
+    drafter_ready: bool | None  # None: configured to run without
+    waiting: int
+    running: int
+    gate: GateStatus
+
+
+class Driver:
+    """Owns the engine: requests come in through `submit`, their events go out as they happen.
+
+    Single-threaded: `submit`, `cancel` and `run` belong to one event loop.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        target: TargetInfo,
+        verifier: VerifierPort,
+        drafter: DrafterPort | None,
+        *,
+        verifier_deadline: float,
+        max_waiting: int,
+        observer: Observer | None = None,
+    ) -> None:
+        """``verifier_deadline`` [s]: longest absence of the verifier that requests sit out."""
+        self._engine = engine
+        self._target = target
+        self._verifier = verifier
+        self._drafter = drafter
+        self._verifier_deadline = verifier_deadline
+        self._max_waiting = max_waiting
+        self._observer = observer or NullObserver()
+        self._streams = StreamTable()
+        self._wake = asyncio.Event()
+        self._verifier_ready = True
+        self._drafter_ready = False
+        self._reconnecting: asyncio.Task[None] | None = None
+
+    # --- For the API -------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> EventStream:
+        """Queue a request.
+
+        Raises:
+            InvalidRequestError: it could never be served.
+            OverloadedError: too many requests wait already.
+            WorkerUnavailableError: the verifier has been gone for longer than the deadline.
+        """
+        if self._engine.num_waiting >= self._max_waiting:
+            raise OverloadedError(f"{self._max_waiting} requests are waiting already; retry later")
+        if not self._verifier_ready:
+            raise WorkerUnavailableError("the verifier is gone; retry when it has returned")
+        stream = self._streams.open(self._engine.add(request))
+        self._wake.set()
+        return stream
+
+    def cancel(self, key: SequenceKey) -> None:
+        """Drop a request, finished or not; the workers forget it with the next step."""
+        self._streams.close(key)
+        self._engine.cancel(key)
+        self._wake.set()
+
+    @property
+    def target(self) -> TargetInfo:
+        """What the verifier said of itself when it was met last."""
+        return self._target
+
+    @property
+    def cost(self) -> StepCost | None:
+        """The cost profile that plans are made with."""
+        return self._engine.cost
+
+    @property
+    def status(self) -> DriverStatus:
+        return DriverStatus(
+            verifier_ready=self._verifier_ready,
+            drafter_ready=None if self._drafter is None else self._drafter_ready,
+            waiting=self._engine.num_waiting,
+            running=self._engine.num_running,
+            gate=self._engine.gate,
+        )
+
+    # --- The loop ----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Step for ever. Returns only by cancellation or by an error, which is a defect."""
+        self._reconnect_drafter()
+        try:
+            while True:
+                start = self._engine.begin()
+                if start is not None:
+                    await self._step(start)
+                else:
+                    self._wake.clear()
+                    await self._wake.wait()
+        finally:
+            if self._reconnecting is not None:
+                self._reconnecting.cancel()
+
+    async def _step(self, start: StepStart) -> None:
+        clock = _Stopwatch()
+        await self._fetch_features(start)
+        drafts_wanted = self._engine.draft_batch()
+        clock.lap("plan")
+        drafts = await self._draft(drafts_wanted) if drafts_wanted is not None else None
+        clock.lap("draft")
+        batch = self._engine.plan(drafts)
+        clock.lap("plan")
+        verdicts = await self._verify(batch)
+        clock.lap("verify")
+        if verdicts is None:
+            self._engine.verifier_lost()
+            return
+        try:
+            outcome = self._engine.commit(verdicts)
+        except (StaleStepError, ConflictingStepError) as error:
+            log.error("step %d refused: %s", batch.step, error)
+            self._observer.on_fallback("refused-step")
+            self._engine.verifier_lost()
+            return
+        self._streams.deliver(outcome.events)
+        clock.lap("commit")
+        self._observer.on_step(outcome, clock.timing(drafts, verdicts))
+
+    # --- Drafter: fail open ------------------------------------------------------------------
+
+    async def _fetch_features(self, start: StepStart) -> None:
+        for fetch in start.fetch:
+            # A row whose features do not come is left out of this step's draft.
+            with contextlib.suppress(WorkerUnavailableError, UnknownSequenceError):
+                features = await self._verifier.features(fetch.key, fetch.start, fetch.stop)
+                self._engine.supply(fetch.key, features)
+
+    async def _draft(self, batch: DraftBatch) -> DraftReply | None:
+        assert self._drafter is not None, "the engine drafts only with a drafter attached"
+        try:
+            return await self._drafter.draft(batch)
+        except DSparkError as error:
+            log.warning("decoding without drafts: %s", error)
+            self._observer.on_fallback("drafter")
+            self._drafter_ready = False
+            self._engine.attach_drafter(None)
+            self._reconnect_drafter()
+            return None
+
+    def _reconnect_drafter(self) -> None:
+        if self._drafter is not None:
+            self._reconnecting = asyncio.create_task(self._attach_drafter(self._drafter))
+
+    async def _attach_drafter(self, drafter: DrafterPort) -> None:
+        delay = _FIRST_RETRY_SECONDS
+        while True:
+            try:
+                info = await drafter.handshake()
+                check_drafter_fits(info, self._target)
+                break
+            except DSparkError as error:
+                log.debug("drafter not attached: %s", error)
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _LONGEST_RETRY_SECONDS)
+        self._engine.attach_drafter(info)
+        self._drafter_ready = True
+        log.info("drafter attached", extra={"drafter": info.name, "incarnation": info.incarnation})
+
+    # --- Verifier: fail safe -----------------------------------------------------------------
+
+    async def _verify(self, batch: VerifyBatch) -> VerifyReply | None:
+        """The verdicts; None when the verifier lost its state, or was gone past the deadline."""
+        deadline = perf_counter() + self._verifier_deadline
+        delay = _FIRST_RETRY_SECONDS
+        while True:
+            try:
+                return await self._verifier.verify(batch)
+            except WorkerUnavailableError as error:
+                log.warning("step %d waits for the verifier: %s", batch.step, error)
+                self._observer.on_fallback("verifier")
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _LONGEST_RETRY_SECONDS)
+            if not await self._same_verifier(deadline):
+                return None
+            # The same process has the verdicts of a step it has seen: sending it again is safe.
+
+    async def _same_verifier(self, deadline: float) -> bool:
+        """Wait until the verifier answers; False if it is a new one or came back too late."""
+        delay = _FIRST_RETRY_SECONDS
+        on_time = True
+        while True:
+            if on_time and perf_counter() >= deadline:
+                on_time = False
+                self._give_up_requests()
+            try:
+                info = await self._verifier.handshake()
+                break
+            except WorkerUnavailableError as error:
+                log.debug("verifier not back: %s", error)
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _LONGEST_RETRY_SECONDS)
+        check_same_target(info, self._target)
+        self._verifier_ready = True
+        same = info.incarnation == self._target.incarnation
+        self._target = info
+        return same and on_time
+
+    def _give_up_requests(self) -> None:
+        self._verifier_ready = False
+        error = WorkerUnavailableError(
+            f"the verifier has been gone for {self._verifier_deadline:g} s; retry later"
+        )
+        for key in self._streams.fail_all(error):
+            self._engine.cancel(key)
+
+
+class _Stopwatch:
+    """Wall seconds of a step by part; laps of the same name add up."""
+
+    def __init__(self) -> None:
+        self._started = self._last = perf_counter()
+        self._parts = dict.fromkeys(("plan", "draft", "verify", "commit"), 0.0)
+
+    def lap(self, part: str) -> None:
+        now = perf_counter()
+        self._parts[part] += now - self._last
+        self._last = now
+
+    def timing(self, drafts: DraftReply | None, verdicts: VerifyReply) -> StepTiming:
+        parts = self._parts
+        draft = parts["draft"] if drafts is None else drafts.seconds
+        return StepTiming(
+            draft=draft,
+            plan=parts["plan"],
+            verify=verdicts.seconds,
+            backbone=verdicts.backbone_seconds,
+            head=verdicts.head_seconds,
+            wire=parts["draft"] - draft + parts["verify"] - verdicts.seconds,
+            commit=parts["commit"],
+            total=self._last - self._started,
+        )

@@ -1,0 +1,49 @@
+"""Steps into metrics."""
+
+from dspark.engine.events import GateState, StepOutcome
+from dspark.ops.metrics import STEP_PARTS, TARGET_PARTS, Metrics
+from dspark_services.scheduler.observer import StepTiming
+
+
+class MetricsObserver:
+    """The driver's observer that counts."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._q_gap = 0.0
+        self._show_gate(GateState.OFF)
+
+    def on_step(self, outcome: StepOutcome, timing: StepTiming) -> None:
+        metrics, stats = self._metrics, outcome.stats
+        metrics.count_draft_tokens("proposed", stats.proposed_by_position)
+        metrics.count_draft_tokens("admitted", stats.admitted_by_position)
+        metrics.count_draft_tokens("accepted", stats.accepted_by_position)
+        metrics.count_draft_tokens("trimmed", stats.trimmed_by_position)
+        metrics.vllm_drafts.inc(next(iter(stats.proposed_by_position), 0))
+        metrics.vllm_draft_tokens.inc(stats.proposed)
+        metrics.vllm_accepted_tokens.inc(stats.accepted)
+        for verified, accepted in zip(stats.verified_lengths, stats.accepted_lengths, strict=True):
+            metrics.verified_length.observe(verified)
+            metrics.accepted_length.observe(accepted)
+        if stats.q_gap > self._q_gap:
+            self._q_gap = stats.q_gap
+            metrics.q_gap.set(stats.q_gap)
+        metrics.batch_tokens.observe(stats.batch_tokens)
+        metrics.step_seconds.observe(timing.total)
+        for part in STEP_PARTS:
+            metrics.step_parts[part].observe(getattr(timing, part))
+        for part in TARGET_PARTS:
+            metrics.target_parts[part].observe(getattr(timing, part))
+        for reason, count in (("resync", stats.resynced), ("reopen", stats.reopened)):
+            if count:
+                metrics.fallbacks.labels(reason).inc(count)
+        if stats.gate.state is not self._gate:
+            self._show_gate(stats.gate.state)
+
+    def on_fallback(self, reason: str) -> None:
+        self._metrics.fallbacks.labels(reason).inc()
+
+    def _show_gate(self, current: GateState) -> None:
+        self._gate = current
+        for state in GateState:
+            self._metrics.gate.labels(state.value).set(state is current)

@@ -1,0 +1,1 @@
+"""Measurements of a running system: real processes, real prompts, ratios within one run."""

@@ -1,0 +1,67 @@
+"""Differences of a scheduler's metrics over a stretch of load."""
+
+from dataclasses import dataclass
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+Samples = dict[tuple[str, str], float]  # (name, value of its one label or "") -> value
+
+
+@dataclass(frozen=True, slots=True)
+class StepTotals:
+    """What a scheduler's steps did between two scrapes."""
+
+    steps: float
+    part_seconds: dict[str, float]  # draft, plan, verify, wire, commit
+    batch_tokens: float
+    proposed: float
+    admitted: float
+    accepted: float
+    verified_length: float  # mean over decoding rows: 1 + admitted
+    accepted_length: float  # mean over decoding rows: accepted + 1
+
+    @property
+    def model_seconds(self) -> float:
+        """Inside the two model passes, as the workers timed them."""
+        return self.part_seconds["draft"] + self.part_seconds["verify"]
+
+    @property
+    def trimmed(self) -> float:
+        return self.proposed - self.admitted
+
+
+def scrape(url: str) -> Samples:
+    text = httpx.get(f"{url}/metrics", trust_env=False).raise_for_status().text
+    return {
+        (sample.name, next(iter(sample.labels.values()), "")): sample.value
+        for family in text_string_to_metric_families(text)
+        if family.name.startswith("dspark_")
+        for sample in family.samples
+    }
+
+
+def step_totals(before: Samples, after: Samples) -> StepTotals:
+    def rise(name: str, label: str | None = None) -> float:
+        return sum(
+            value - before.get(key, 0.0)
+            for key, value in after.items()
+            if key[0] == name and label in (None, key[1])
+        )
+
+    def mean(name: str) -> float:
+        return rise(f"{name}_sum") / max(rise(f"{name}_count"), 1)
+
+    return StepTotals(
+        steps=rise("dspark_step_seconds_count"),
+        part_seconds={
+            part: rise("dspark_step_part_seconds_sum", part)
+            for part in ("draft", "plan", "verify", "wire", "commit")
+        },
+        batch_tokens=mean("dspark_batch_tokens"),
+        proposed=rise("dspark_proposed_tokens_total"),
+        admitted=rise("dspark_admitted_tokens_total"),
+        accepted=rise("dspark_accepted_tokens_total"),
+        verified_length=mean("dspark_verified_length"),
+        accepted_length=mean("dspark_accepted_length"),
+    )

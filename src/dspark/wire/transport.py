@@ -1,0 +1,46 @@
+"""What both ends of a connection must agree on: protocol version, message limits, keepalive."""
+
+from dspark.core.errors import HandshakeError
+
+PROTOCOL_VERSION = 1
+
+_MAX_MESSAGE_BYTES = 64 * 2**20  # a long prompt's features in one message; gRPC's default is 4 MiB
+_KEEPALIVE_MS = 10_000
+
+ChannelOptions = list[tuple[str, int]]
+
+_MESSAGE_LIMITS: ChannelOptions = [
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+]
+
+CLIENT_OPTIONS: ChannelOptions = [
+    *_MESSAGE_LIMITS,
+    # A peer that vanished without closing its socket is noticed within two of these.
+    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", _KEEPALIVE_MS),
+    # A restarted worker on the same machine is back in seconds, so look often.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+
+SERVER_OPTIONS: ChannelOptions = [
+    *_MESSAGE_LIMITS,
+    # The server ends connections that ping more often than this: allow what our clients do.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
+    ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server beside the first
+]
+
+
+def check_protocol(peer_version: int, peer: str) -> None:
+    """Refuse a peer of another protocol version.
+
+    Raises:
+        HandshakeError: the versions differ.
+    """
+    if peer_version != PROTOCOL_VERSION:
+        raise HandshakeError(
+            f"the {peer} speaks protocol version {peer_version}, this process "
+            f"{PROTOCOL_VERSION}; install the same dspark-serve release in both"
+        )

@@ -1,0 +1,324 @@
+"""What the engine's driver may rely on, whatever a port is made of."""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from dataclasses import replace
+
+import grpc
+import numpy as np
+import pytest
+from dspark_services.models import load_draft_worker, load_target_worker
+from dspark_services.scheduler.clients import GrpcVerifier
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from dspark.core.errors import (
+    ConfigError,
+    HandshakeError,
+    InvalidRequestError,
+    UnknownSequenceError,
+    WorkerUnavailableError,
+)
+from dspark.core.types import (
+    Draft,
+    DraftBatch,
+    DraftReply,
+    DraftRow,
+    OpenSequence,
+    ProfileShape,
+    RowStatus,
+    SamplingParams,
+    SequenceKey,
+    VerifyBatch,
+    VerifyReply,
+    VerifyRow,
+)
+from dspark.modeling.draft_worker import DraftWorker
+from dspark.modeling.target_worker import TargetWorker
+from dspark.ops.settings import Settings, load_settings
+from dspark.wire import transport as wire_transport
+from tests.support.workers import Transport, drafter_port, verifier_port, verifier_server
+
+GREEDY = SamplingParams(temperature=0.0)
+PROMPT = (5, 6, 7, 8, 9)
+BIG = 6 * 2**20  # more than gRPC's default limit of 4 MiB
+
+
+@pytest.fixture(params=["grpc", "inproc"])
+def transport(request: pytest.FixtureRequest) -> Transport:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def settings(tiny_settings_argv: list[str]) -> Settings:
+    return load_settings(tiny_settings_argv, {})
+
+
+@pytest.fixture(scope="module")
+def target(settings: Settings) -> TargetWorker:
+    return load_target_worker(settings)
+
+
+@pytest.fixture(scope="module")
+def drafter(settings: Settings) -> DraftWorker:
+    return load_draft_worker(settings)
+
+
+@pytest.fixture
+def key() -> SequenceKey:
+    """A sequence of another scheduler in every test: the workers are shared."""
+    return SequenceKey(secrets.randbits(64), 0)
+
+
+def opening(key: SequenceKey, step: int = 1) -> VerifyBatch:
+    row = VerifyRow(key, len(PROMPT), len(PROMPT), OpenSequence(PROMPT, GREEDY, 64))
+    return VerifyBatch(step, (replace(row, want_features=True),))
+
+
+def draft(key: SequenceKey, *tokens: int) -> Draft:
+    return Draft(key, np.array(tokens, np.int64), np.zeros(len(tokens), np.float32))
+
+
+# --- Verifier --------------------------------------------------------------------------------
+
+
+async def test_handshake_says_what_the_worker_is(
+    transport: Transport, target: TargetWorker, drafter: DraftWorker
+) -> None:
+    async with verifier_port(transport, target) as verifier:
+        assert await verifier.handshake() == target.info
+    async with drafter_port(transport, drafter) as port:
+        assert await port.handshake() == drafter.info
+
+
+async def test_a_repeated_step_is_answered_from_memory(
+    transport: Transport, target: TargetWorker, key: SequenceKey
+) -> None:
+    async with verifier_port(transport, target) as verifier:
+        first = await verifier.verify(opening(key))
+        again = await verifier.verify(opening(key))
+        assert first.verdicts[0].status is RowStatus.OK
+        assert first.verdicts[0].next_token is not None
+        assert again.verdicts == first.verdicts
+        assert again.batch_tokens == 0  # nothing was computed
+
+
+async def test_a_subset_of_a_step_may_be_resent(
+    transport: Transport, target: TargetWorker, key: SequenceKey
+) -> None:
+    other = key._replace(sequence=1)
+    both = VerifyBatch(1, opening(key).rows + opening(other).rows)
+    async with verifier_port(transport, target) as verifier:
+        first = await verifier.verify(both)
+        again = await verifier.verify(VerifyBatch(1, both.rows[1:]))
+        assert again.verdicts == first.verdicts[1:]
+
+
+async def test_another_payload_under_a_known_step_is_a_conflict(
+    transport: Transport, target: TargetWorker, key: SequenceKey
+) -> None:
+    async with verifier_port(transport, target) as verifier:
+        await verifier.verify(opening(key))
+        row = VerifyRow(key, len(PROMPT), 1)
+        reply = await verifier.verify(VerifyBatch(1, (row,)))
+        assert reply.verdicts[0].status is RowStatus.CONFLICT
+
+
+async def test_an_older_step_is_stale(
+    transport: Transport, target: TargetWorker, key: SequenceKey
+) -> None:
+    async with verifier_port(transport, target) as verifier:
+        await verifier.verify(opening(key, step=5))
+        reply = await verifier.verify(opening(key, step=4))
+        assert reply.verdicts[0].status is RowStatus.STALE
+
+
+async def test_an_unknown_sequence_is_a_verdict_for_a_row_and_an_error_for_features(
+    transport: Transport, target: TargetWorker, key: SequenceKey
+) -> None:
+    async with verifier_port(transport, target) as verifier:
+        reply = await verifier.verify(VerifyBatch(1, (VerifyRow(key, 9, 1),)))
+        assert reply.verdicts[0].status is RowStatus.UNKNOWN
+        with pytest.raises(UnknownSequenceError, match="sequence 0"):
+            await verifier.features(key, 0, 1)
+
+
+async def test_features_are_kept_for_the_sequences_life(
+    transport: Transport, target: TargetWorker, key: SequenceKey
+) -> None:
+    async with verifier_port(transport, target) as verifier:
+        verdict = (await verifier.verify(opening(key))).verdicts[0]
+        assert await verifier.features(key, 0, len(PROMPT)) == verdict.features
+        await verifier.verify(VerifyBatch(2, (), close=(key,)))
+        with pytest.raises(UnknownSequenceError):
+            await verifier.features(key, 0, len(PROMPT))
+
+
+async def test_large_messages_pass(
+    transport: Transport, target: TargetWorker, key: SequenceKey
+) -> None:
+    async with verifier_port(transport, target) as verifier:
+        await verifier.verify(opening(key))
+        block = replace(draft(key, 1), hidden=bytes(BIG))
+        row = VerifyRow(key, len(PROMPT) + 1, 1, draft=block)
+        reply = await verifier.verify(VerifyBatch(2, (row,)))
+        assert reply.verdicts[0].status is RowStatus.OK
+
+
+async def test_profile_times_every_shape(transport: Transport, target: TargetWorker) -> None:
+    shapes = [ProfileShape(1, 1, 1, 16), ProfileShape(8, 8, 4, 32)]
+    async with verifier_port(transport, target) as verifier:
+        seconds = await verifier.profile(shapes, 1)
+    assert len(seconds) == 2
+    assert all(0 < value < 10 for value in seconds)
+
+
+async def test_a_refused_batch_raises_the_workers_own_error(
+    transport: Transport, target: TargetWorker, key: SequenceKey
+) -> None:
+    row = VerifyRow(key, len(PROMPT), 1, OpenSequence(PROMPT, GREEDY, max_len=10**6))
+    async with verifier_port(transport, target) as verifier:
+        with pytest.raises(InvalidRequestError, match="holds at most"):
+            await verifier.verify(VerifyBatch(1, (row,)))
+        # The stream ended with that error; the next call opens another.
+        assert (await verifier.verify(opening(key))).verdicts[0].status is RowStatus.OK
+
+
+# --- Drafter ---------------------------------------------------------------------------------
+
+
+async def test_drafts_come_in_order_and_a_wrong_length_is_out_of_sync(
+    transport: Transport, target: TargetWorker, drafter: DraftWorker, key: SequenceKey
+) -> None:
+    async with verifier_port(transport, target) as verifier:
+        verdict = (await verifier.verify(opening(key))).verdicts[0]
+    tokens = (*PROMPT, verdict.next_token)
+    known = DraftRow(key, 0, tokens, verdict.features, 3, GREEDY)
+    unknown = DraftRow(SequenceKey(9, 9), 40, (1,), b"", 3, GREEDY)
+    async with drafter_port(transport, drafter) as port:
+        reply = await port.draft(DraftBatch(1, (unknown, known)))
+    assert [d.key for d in reply.drafts] == [unknown.key, known.key]
+    assert [d.in_sync for d in reply.drafts] == [False, True]
+    assert [len(d.tokens) for d in reply.drafts] == [0, 3]
+
+
+class SlowDrafter:
+    """Answers with its step number as the number of seconds; the first call takes long."""
+
+    def draft(self, batch: DraftBatch) -> DraftReply:
+        time.sleep(0.5 if batch.step == 1 else 0.0)
+        return DraftReply(batch.step, (), float(batch.step))
+
+
+async def test_a_late_reply_is_not_taken_for_the_next_one(transport: Transport) -> None:
+    async with drafter_port(transport, SlowDrafter(), reply_timeout=0.35) as port:
+        with pytest.raises(WorkerUnavailableError, match="step 1"):
+            await port.draft(DraftBatch(1, ()))
+        for step in (2, 3):
+            reply = await port.draft(DraftBatch(step, ()))
+            assert (reply.step, reply.seconds) == (step, float(step))
+
+
+class BrokenDrafter:
+    """Fails on its first call in a way nobody planned for."""
+
+    calls = 0
+
+    def draft(self, batch: DraftBatch) -> DraftReply:
+        self.calls += 1
+        if self.calls == 1:
+            raise ZeroDivisionError("a defect")
+        return DraftReply(batch.step, (), 0.0)
+
+
+# --- gRPC alone ------------------------------------------------------------------------------
+
+
+async def test_a_defect_in_the_worker_counts_as_unavailable_once() -> None:
+    async with drafter_port("grpc", BrokenDrafter()) as port:
+        with pytest.raises(WorkerUnavailableError):
+            await port.draft(DraftBatch(1, ()))
+        assert (await port.draft(DraftBatch(2, ()))).step == 2
+
+
+async def test_nobody_there_is_unavailable() -> None:
+    verifier = GrpcVerifier("127.0.0.1:1", 1, reply_timeout=5.0)
+    with pytest.raises(WorkerUnavailableError, match=r"verifier at 127\.0\.0\.1:1"):
+        await verifier.handshake()
+    with pytest.raises(WorkerUnavailableError, match=r"verifier at 127\.0\.0\.1:1"):
+        await verifier.verify(VerifyBatch(1, ()))
+    await verifier.close()
+
+
+async def test_another_protocol_version_is_refused(
+    target: TargetWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with verifier_port("grpc", target) as verifier:
+        monkeypatch.setattr("dspark_services.scheduler.clients.PROTOCOL_VERSION", 99)
+        with pytest.raises(HandshakeError, match=r"version 99.*same dspark-serve release"):
+            await verifier.handshake()
+
+
+async def test_the_client_finds_a_restarted_server(target: TargetWorker, key: SequenceKey) -> None:
+    with verifier_server(target) as endpoint:
+        verifier = GrpcVerifier(endpoint, 1, reply_timeout=5.0)
+        first = await verifier.verify(opening(key))
+    with pytest.raises(WorkerUnavailableError):
+        await verifier.verify(opening(key))
+    with verifier_server(target, endpoint):
+        for _ in range(50):
+            try:
+                again = await verifier.verify(opening(key))
+                break
+            except WorkerUnavailableError:
+                await asyncio.sleep(0.1)
+        assert again.verdicts == first.verdicts
+        await verifier.close()
+
+
+class SlowVerifier:
+    def verify(self, batch: VerifyBatch) -> VerifyReply:
+        time.sleep(0.5)
+        return VerifyReply(batch.step, (), 0.5, 0.0, 0.0, 0)
+
+
+async def test_health_is_served_while_the_worker_is_busy() -> None:
+    with verifier_server(SlowVerifier()) as endpoint:
+        verifier = GrpcVerifier(endpoint, 1, reply_timeout=0.1)
+        with pytest.raises(WorkerUnavailableError):
+            await verifier.verify(VerifyBatch(1, ()))
+        async with grpc.aio.insecure_channel(endpoint) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=0.3)
+        assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        await verifier.close()
+
+
+async def test_a_server_that_stops_finishes_its_step() -> None:
+    with contextlib.ExitStack() as stack:
+        endpoint = stack.enter_context(verifier_server(SlowVerifier()))
+        verifier = GrpcVerifier(endpoint, 1, reply_timeout=5.0)
+        step = asyncio.create_task(verifier.verify(VerifyBatch(1, ())))
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(stack.close)
+        assert (await step).step == 1
+        await verifier.close()
+
+
+async def test_a_port_in_use_is_refused(target: TargetWorker) -> None:
+    with (
+        verifier_server(target) as endpoint,
+        pytest.raises(ConfigError, match=endpoint),
+        verifier_server(target, endpoint),
+    ):
+        pass
+
+
+def test_message_limits_are_the_same_on_both_sides() -> None:
+    for name in ("grpc.max_send_message_length", "grpc.max_receive_message_length"):
+        limits = {
+            dict(options)[name]
+            for options in (wire_transport.CLIENT_OPTIONS, wire_transport.SERVER_OPTIONS)
+        }
+        assert limits == {64 * 2**20}

@@ -1,0 +1,144 @@
+"""`dspark up` as a user runs it: three processes, one of them killed, all of them stopped."""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.tiny import tiny_drafter, tiny_target
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = [f"Prompt number {index}, " * (1 + index % 3) for index in range(8)]
+
+
+@dataclass
+class Up:
+    """The running command and what it has printed so far."""
+
+    process: asyncio.subprocess.Process
+    lines: list[str] = field(default_factory=list)
+
+    async def read(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            self.lines.append(line.decode().rstrip())
+
+    async def line(self, pattern: str, seconds: float = 120.0) -> re.Match[str]:
+        """The last line so far that matches, waiting for one if there is none."""
+        async with asyncio.timeout(seconds):
+            while True:
+                for line in reversed(self.lines):
+                    if match := re.search(pattern, line):
+                        return match
+                assert self.process.returncode is None, "\n".join(self.lines)
+                await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def dspark_up(*flags: str) -> AsyncIterator[Up]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "dspark_services.supervisor",
+        *flags,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    up = Up(process)
+    reader = asyncio.create_task(up.read())
+    try:
+        yield up
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            await process.wait()
+        await reader
+
+
+async def complete(client: httpx.AsyncClient, prompt: str) -> str:
+    """The text of a streamed greedy completion."""
+    body = {"prompt": prompt, "max_tokens": 200, "temperature": 0, "stream": True}
+    text = ""
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        response.raise_for_status()
+        async for line in response.aiter_lines():
+            assert '"error"' not in line, line
+            for part in re.findall(r'"text":("(?:[^"\\]|\\.)*")', line):
+                text += part[1:-1]
+    assert text
+    return text
+
+
+async def proposed(client: httpx.AsyncClient) -> float:
+    metrics = (await client.get("/metrics")).text
+    return sum(map(float, re.findall(r"^dspark_proposed_tokens_total\S* (\S+)$", metrics, re.M)))
+
+
+async def test_a_killed_drafter_fails_no_request_and_comes_back(
+    tiny_settings_argv: list[str],
+) -> None:
+    async with dspark_up(*tiny_settings_argv, "--planner=fixed:3") as up:
+        url = (await up.line(r"^Ready: (\S+)$"))[1]
+        assert (await up.line(r"^curl .*/v1/chat/completions"))[0]
+        async with httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client:
+            undisturbed = await asyncio.gather(*(complete(client, p) for p in PROMPTS))
+            before = await proposed(client)
+            assert before > 0
+
+            requests = asyncio.gather(*(complete(client, p) for p in PROMPTS))
+            while await proposed(client) < before + 40:
+                await asyncio.sleep(0.01)
+            first = int((await up.line(r"started the drafter pid=(\d+)"))[1])
+            os.kill(first, signal.SIGKILL)
+            assert await requests == undisturbed
+
+            while int((await up.line(r"started the drafter pid=(\d+)"))[1]) == first:
+                await asyncio.sleep(0.1)
+            while (await client.get("/ready")).json()["missing"]:
+                await asyncio.sleep(0.1)
+            before = await proposed(client)
+            assert await complete(client, PROMPTS[0]) == undisturbed[0]
+            assert await proposed(client) > before
+            fallbacks = (await client.get("/metrics")).text
+            assert re.search(r'dspark_fallbacks_total\{reason="drafter"\} [1-9]', fallbacks)
+
+        pids = [
+            int(match[1])
+            for line in up.lines
+            if (match := re.search(r"started the \w+ pid=(\d+)", line))
+        ]
+        up.process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(up.process.wait(), 60) == 0
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 0)
+                pytest.fail(f"process {pid} was left behind: {up.lines[-10:]}")
+
+
+async def test_a_drafter_that_does_not_fit_stops_the_start_with_one_line(
+    tiny_settings_argv: list[str], tmp_path: Path
+) -> None:
+    other = tiny_target(tmp_path / "target", vocab_size=64)
+    drafter = tiny_drafter(tmp_path / "drafter", other)
+    async with dspark_up(*tiny_settings_argv, f"--drafter={drafter}") as up:
+        assert await asyncio.wait_for(up.process.wait(), 120) == 2
+    complaints = [line for line in up.lines if " error " in line and "drafter  " in line]
+    assert len(complaints) == 1
+    assert "a vocabulary of 64, target has 264" in complaints[0]
+
+
+async def test_a_wrong_setting_is_one_line(tiny_settings_argv: list[str]) -> None:
+    async with dspark_up(*tiny_settings_argv, "--planer=none") as up:
+        assert await asyncio.wait_for(up.process.wait(), 60) == 2
+    (line,) = up.lines
+    assert "--planer" in line
