@@ -40,6 +40,12 @@ fmt: setup  ## format and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+exactness: setup  ## 64 prompts x 128 tokens through all processes: is the output the target's own? (half an hour)
+	$(BIN)/dspark evaluate exactness $(ARGS)
+
+bench: setup  ## planners against each other at concurrency 1 and 16
+	$(BIN)/dspark bench serve $(ARGS)
+
 proto: setup  ## regenerate the gRPC stubs from proto/
 	$(BIN)/python scripts/proto.py
 

@@ -15,9 +15,9 @@ from time import monotonic
 import httpx
 
 from dspark.modeling.targets import resolve_target
+from dspark.ops.ports import place
 from dspark.ops.processes import service_command, service_environment
 from dspark.ops.settings import Settings, load_settings
-from dspark_services.ports import place
 from dspark_services.process import REFUSED, one_line_failures, stop_on_signals
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ async def test_the_cost_profile_is_measured_once(
     settings = settings.model_copy(update={"transport": "inproc"})
     async with ready_driver(settings, None) as driver:
         assert driver.status.verifier_ready
-    assert len(list((settings.cache_dir / "profiles").glob("*.json"))) == 1
+    assert len(list((settings.cache_dir / "state").glob("*.json"))) == 1
 
     async def measured_again(workers: profile.Workers) -> None:
         raise AssertionError("the profile in the cache was not used")
@@ -39,7 +39,7 @@ async def test_a_damaged_profile_is_measured_again(settings: Settings) -> None:
     settings = settings.model_copy(update={"transport": "inproc"})
     async with ready_driver(settings, None):
         pass
-    (path,) = (settings.cache_dir / "profiles").glob("*.json")
+    (path,) = (settings.cache_dir / "state").glob("*.json")
     good = path.read_text()
     path.write_text(good[: len(good) // 2])
     async with ready_driver(settings, None):

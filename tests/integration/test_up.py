@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,6 +84,20 @@ async def proposed(client: httpx.AsyncClient) -> float:
     return sum(map(float, re.findall(r"^dspark_proposed_tokens_total\S* (\S+)$", metrics, re.M)))
 
 
+async def more_proposed(client: httpx.AsyncClient, count: float) -> bool:
+    return await proposed(client) >= count
+
+
+async def complete_system(client: httpx.AsyncClient) -> bool:
+    return not (await client.get("/ready")).json()["missing"]
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]], seconds: float = 120.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not await condition():  # noqa: ASYNC110 - other processes set no event
+            await asyncio.sleep(0.01)
+
+
 async def test_a_killed_drafter_fails_no_request_and_comes_back(
     tiny_settings_argv: list[str],
 ) -> None:
@@ -96,16 +110,13 @@ async def test_a_killed_drafter_fails_no_request_and_comes_back(
             assert before > 0
 
             requests = asyncio.gather(*(complete(client, p) for p in PROMPTS))
-            while await proposed(client) < before + 40:
-                await asyncio.sleep(0.01)
+            await eventually(lambda: more_proposed(client, before + 40))
             first = int((await up.line(r"started the drafter pid=(\d+)"))[1])
             os.kill(first, signal.SIGKILL)
             assert await requests == undisturbed
 
-            while int((await up.line(r"started the drafter pid=(\d+)"))[1]) == first:
-                await asyncio.sleep(0.1)
-            while (await client.get("/ready")).json()["missing"]:
-                await asyncio.sleep(0.1)
+            await eventually(lambda: complete_system(client))
+            assert int((await up.line(r"started the drafter pid=(\d+)"))[1]) != first
             before = await proposed(client)
             assert await complete(client, PROMPTS[0]) == undisturbed[0]
             assert await proposed(client) > before

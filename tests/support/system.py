@@ -38,9 +38,7 @@ class Numbers:
         return ""
 
 
-def request(
-    prompt: Sequence[int], max_tokens: int, sampling: SamplingParams = GREEDY
-) -> Request:
+def request(prompt: Sequence[int], max_tokens: int, sampling: SamplingParams = GREEDY) -> Request:
     return Request(tuple(prompt), max_tokens, Numbers(), sampling)
 
 
@@ -168,5 +166,5 @@ async def running_driver(
 
 async def until(condition: Any, seconds: float = 20.0) -> None:
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
+        while not condition():  # noqa: ASYNC110 - what is watched sets no event
             await asyncio.sleep(0.005)

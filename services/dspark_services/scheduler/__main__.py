@@ -9,8 +9,8 @@ import uvicorn
 
 from dspark.modeling.targets import resolve_target
 from dspark.ops.metrics import Metrics
+from dspark.ops.ports import listening_socket
 from dspark.ops.settings import Settings
-from dspark_services.ports import listening_socket
 from dspark_services.process import one_line_failures, start, stop_on_signals
 from dspark_services.scheduler.api.app import create_app
 from dspark_services.scheduler.api.gateway import Gateway

@@ -1,9 +1,7 @@
-"""The cost surface of a deployment: measured through the ports in seconds, kept in the cache."""
+"""The cost surface of a deployment: measured through the ports in seconds, kept in the store."""
 
 import logging
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 
@@ -22,6 +20,7 @@ from dspark.core.types import (
     VerifyRow,
 )
 from dspark.engine.ports import DrafterPort, VerifierPort
+from dspark.ops.state import StateStore
 from dspark_services.process import new_incarnation
 
 log = logging.getLogger(__name__)
@@ -55,21 +54,21 @@ class Workers:
         )
 
 
-async def cost_profile(workers: Workers, threads: int, folder: Path) -> StepCost:
-    """The cost surface: read from ``folder`` if measured before under the same key, else measured.
+async def cost_profile(workers: Workers, threads: int, store: StateStore) -> StepCost:
+    """The cost surface: read from ``store`` if measured before under the same key, else measured.
 
     Raises:
         WorkerUnavailableError: a worker went away meanwhile.
     """
     key = workers.profile_key(threads)
-    path = folder / f"{key.digest()}.json"
-    cost = _read(path, key)
+    name = f"cost:{key.digest()}"
+    cost = _parse(await store.get(name), key)
     if cost is None:
         log.info("measuring what steps cost on this machine (a few seconds)")
         started = perf_counter()
         cost = await measure(workers)
         log.info("cost profile measured", extra={"seconds": perf_counter() - started})
-        _write(path, cost.to_json(key))
+        await store.put(name, cost.to_json(key))
     return cost
 
 
@@ -151,20 +150,13 @@ async def _time_drafts(
     return times
 
 
-def _read(path: Path, key: ProfileKey) -> StepCost | None:
-    if not path.is_file():
+def _parse(text: str | None, key: ProfileKey) -> StepCost | None:
+    if text is None:
         return None
     try:
-        cost = StepCost.from_json(path.read_text(), key)
+        cost = StepCost.from_json(text, key)
     except ConfigError as error:
         log.warning("%s", error)
         return None
-    log.info("cost profile read", extra={"file": str(path)})
+    log.info("cost profile found in the state store")
     return cost
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(f".{os.getpid()}")
-    scratch.write_text(text)
-    scratch.replace(path)

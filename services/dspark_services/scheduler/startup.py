@@ -13,6 +13,7 @@ from dspark.engine.admission import Limits
 from dspark.engine.engine import Engine
 from dspark.engine.ports import DrafterPort, VerifierPort
 from dspark.ops.settings import Settings
+from dspark.ops.state import open_store
 from dspark_services.process import new_incarnation
 from dspark_services.scheduler.clients import GrpcDrafter, GrpcVerifier
 from dspark_services.scheduler.driver import Driver
@@ -39,6 +40,7 @@ async def ready_driver(settings: Settings, observer: Observer | None) -> AsyncIt
         WorkerUnavailableError: no verifier answered within the start-up timeout.
         HandshakeError: the workers do not fit each other.
     """
+    store = open_store(settings.state, settings.cache_dir / "state")
     incarnation = new_incarnation()
     verifier, drafter = await _connect(settings, incarnation)
     try:
@@ -47,7 +49,7 @@ async def ready_driver(settings: Settings, observer: Observer | None) -> AsyncIt
             incarnation=incarnation,
             target=workers.target,
             planner=make_planner(settings.planner),
-            cost=await cost_profile(workers, settings.num_threads, settings.cache_dir / "profiles"),
+            cost=await cost_profile(workers, settings.num_threads, store),
             limits=Limits(
                 max_running=settings.max_running,
                 max_prefill_tokens=settings.max_prefill_tokens,
@@ -64,6 +66,7 @@ async def ready_driver(settings: Settings, observer: Observer | None) -> AsyncIt
             observer=observer,
         )
     finally:
+        await store.close()
         await verifier.close()
         if drafter is not None:
             await drafter.close()

@@ -5,7 +5,6 @@ loaded models, within one run.
 """
 
 import contextlib
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ import httpx
 
 from dspark.core.errors import WorkerUnavailableError
 from dspark.modeling.targets import resolve_target
+from dspark.ops.ports import free_ports, place
 from dspark.ops.processes import service_command, service_environment
 from dspark.ops.settings import Settings
 
@@ -32,9 +32,9 @@ def running_system(
         WorkerUnavailableError: a process ended or was not ready in time; `log_file` says why.
     """
     folder = resolve_target(settings.target, settings.cache_dir)
+    settings = place(settings.model_copy(update={"port": 0}))
     settings = settings.model_copy(
         update={"target": str(folder), "served_model_name": settings.model_name}
-        | _endpoints(settings)
     )
     processes: list[subprocess.Popen[bytes]] = []
     with log_file.open("wb") as log:
@@ -53,7 +53,7 @@ def running_system(
                     launch("drafter", settings)
             urls = {}
             for planner in planners:
-                port = _free_port()
+                (port,) = free_ports(settings.host, 1)
                 own = settings.model_copy(update={"planner": planner, "port": port})
                 launch("scheduler", own)
                 urls[planner] = f"http://{settings.host}:{port}"
@@ -68,22 +68,6 @@ def running_system(
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
-
-
-def _endpoints(settings: Settings) -> dict[str, object]:
-    drafter, verifier = _free_port(), _free_port()
-    return {
-        "drafter_port": drafter,
-        "verifier_port": verifier,
-        "drafter_endpoint": f"{settings.host}:{drafter}",
-        "verifier_endpoint": f"{settings.host}:{verifier}",
-    }
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _wait_ready(url: str, processes: list[subprocess.Popen[bytes]], log_file: Path) -> None:

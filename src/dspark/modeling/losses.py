@@ -75,7 +75,8 @@ def position_weights(block_size: int, loss_decay: float) -> Tensor:
 
 def log_normalizer(head: LocalHead, hidden: Tensor) -> Tensor:
     """[N] logsumexp of the target's logits over its full vocabulary. hidden: [N, d]."""
-    return torch.cat([head.logits(rows).logsumexp(-1) for rows in hidden.split(CHUNK_ROWS)])
+    starts = range(0, len(hidden), CHUNK_ROWS)
+    return torch.cat([head.logits(hidden[s : s + CHUNK_ROWS]).logsumexp(-1) for s in starts])
 
 
 def block_loss(
@@ -92,7 +93,7 @@ def block_loss(
     normalized = row_weights / (row_weights.sum() + _EPS)
     distilled, ce, l1 = cast(
         tuple[Tensor, Tensor, Tensor],
-        _Distillation.apply(
+        _Distillation.apply(  # type: ignore[no-untyped-call]
             draft.hidden,
             draft.markov,
             markov_out,

@@ -66,8 +66,12 @@ def resolve_target(
     return folder
 
 
+_ABOUT_THE_WRITER = {"transformers_version", "_name_or_path", "_model_name_or_path"}
+
+
 def target_digest(folder: Path) -> str:
-    """SHA-256 over the configuration and the weights, in file-name order.
+    """SHA-256 over the configuration, less what it says about its writer, and the weights in
+    file-name order.
 
     The result is kept beside the checkpoint, keyed by every file's size and modification time, so
     that a second start does not read the weights again.
@@ -85,8 +89,10 @@ def target_digest(folder: Path) -> str:
         known = {}  # absent or damaged: it is only a cache of what follows
     if known.get("files") == stamp:
         return str(known["sha256"])
-    digest = hashlib.sha256()
-    for file in files:
+    config = json.loads(files[0].read_text())
+    kept = {name: value for name, value in config.items() if name not in _ABOUT_THE_WRITER}
+    digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode())
+    for file in files[1:]:
         with file.open("rb") as stream:
             while chunk := stream.read(1 << 22):
                 digest.update(chunk)

@@ -44,6 +44,9 @@ class Settings(BaseModel):
     cache: Path = Field(
         Path("~/.cache/dspark"), description="folder of converted targets and cost profiles"
     )
+    state: str = Field(
+        "file", description="where cost profiles are kept: file (in the cache) or redis://HOST:PORT"
+    )
 
     # Where
     transport: Literal["grpc", "inproc"] = Field(

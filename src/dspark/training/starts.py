@@ -111,7 +111,7 @@ def align(model: DSparkModel, target_folder: Path, taps: Tensor) -> None:
     block = model.fc.weight[:, tap * config.hidden_size : (tap + 1) * config.hidden_size]
     block += torch.eye(config.hidden_size)
     if model.inject_proj is not None:
-        size = taps.unflatten(1, (-1, config.hidden_size))[:, tap].square().mean(1).sqrt().median()
+        size = taps.view(len(taps), -1, config.hidden_size)[:, tap].square().mean(1).sqrt().median()
         model.inject_proj.weight.copy_(torch.diag(size / model.hidden_norm.weight))
 
 

@@ -56,6 +56,16 @@ def test_the_digest_of_changed_weights_is_not_the_remembered_one(tmp_path: Path)
     assert target_digest(folder) != before
 
 
+def test_the_digest_follows_the_config_but_not_who_wrote_it(tmp_path: Path) -> None:
+    folder = tiny_target(tmp_path)
+    before = target_digest(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"transformers_version": "0.0"}))
+    assert target_digest(folder) == before
+    (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    assert target_digest(folder) != before
+
+
 def test_the_digest_needs_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="no checkpoint folder"):
         target_digest(tmp_path)

@@ -1,7 +1,7 @@
 import pytest
-from dspark_services.ports import listening_socket, place
 
 from dspark.core.errors import ConfigError
+from dspark.ops.ports import listening_socket, place
 from dspark.ops.settings import Settings, load_settings
 
 

@@ -15,7 +15,7 @@ def place(settings: Settings) -> Settings:
     Raises:
         ConfigError: the API port is taken and was asked for, or all that follow are taken too.
     """
-    drafter, verifier, any_port = _free_ports(settings.host, 3)
+    drafter, verifier, any_port = free_ports(settings.host, 3)
     return settings.model_copy(
         update={
             "port": _api_port(settings) or any_port,
@@ -54,7 +54,8 @@ def _api_port(settings: Settings) -> int:
     return settings.port
 
 
-def _free_ports(host: str, count: int) -> list[int]:
+def free_ports(host: str, count: int) -> list[int]:
+    """Ports that were free a moment ago, all different."""
     listeners = [listening_socket(host, 0) for _ in range(count)]  # all at once: all different
     ports = [listener.getsockname()[1] for listener in listeners]
     for listener in listeners:

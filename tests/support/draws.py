@@ -1,0 +1,173 @@
+"""Many sampled answers to one prompt through the three services, and the law they have to follow.
+
+What is drawn depends on the models, the request numbers and the run's parameters alone: a run is
+repeated exactly by the next one, on any machine that rounds alike.
+"""
+
+import asyncio
+import gc
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from dspark_services.models import load_draft_worker, load_target_worker
+from dspark_services.scheduler.startup import make_planner
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM
+
+from dspark.core.cost import Curve, StepCost
+from dspark.core.sampling import transform
+from dspark.core.types import DraftBatch, DraftReply, SamplingParams
+from dspark.engine.admission import Limits
+from dspark.modeling.drafters.checkpoint import load_drafter, save_drafter
+from dspark.modeling.head import LocalHead
+from dspark.ops.settings import Settings, load_settings
+from tests.support.system import Recorder, collect, request, running_driver, until
+from tests.support.tiny import tiny_drafter, tiny_target
+from tests.support.workers import drafter_port, verifier_port
+
+PROMPT = (1, 5, 2)
+# The first token comes with the prefill; room for one more than is looked at lets the second and
+# the third come from a block of two.
+MAX_TOKENS, LOOKED_AT = 4, 3
+VOCAB = 12
+BIAS = 0.02
+
+RUNNING = 512
+LIMITS = Limits(RUNNING, max_prefill_tokens=8 * RUNNING, max_batch_tokens=8 * RUNNING)
+# With it the causal planner trims about every second token, by its confidence.
+COST = StepCost(tokens=Curve((1, 1000), (0.06, 0.16)), draft=Curve((1, 1000), (1e-4, 2e-3)))
+
+Plant = Literal["p", "q"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run: everything that decides what is drawn."""
+
+    planner: str
+    sampling: SamplingParams
+    requests: range  # each number is its request's nonce
+    plant: Plant = None  # a defect that biases the output
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The first LOOKED_AT tokens of every answer [N, 3], and how they came about."""
+
+    tokens: NDArray[np.int64]
+    proposed: int
+    admitted: int
+    accepted: int
+    fallbacks: tuple[str, ...]
+
+    def counts(self) -> NDArray[np.int64]:
+        """How often each continuation was drawn, [V, V, V]."""
+        counts = np.zeros((VOCAB,) * LOOKED_AT, np.int64)
+        np.add.at(counts, tuple(self.tokens.T), 1)
+        return counts
+
+
+def make_models(folder: Path) -> Settings:
+    """A tiny target, and a drafter for it whose confidence depends on the tokens it drew, so that
+    a planner which looked at the wrong ones would bias the output."""
+    target = tiny_target(folder / "target", vocab_size=VOCAB)
+    drafter = tiny_drafter(folder / "drafter", target)
+    model = load_drafter(drafter, target)
+    torch.manual_seed(3)
+    torch.nn.init.normal_(model.confidence_head.proj.weight)
+    save_drafter(model, drafter)
+    flags = {"target": target, "drafter": drafter, "precision": "fp32", "threads": 1}
+    cache = {"kv-tokens": 8 * RUNNING, "kv-block-size": 8}
+    return load_settings([f"--{key}={value}" for key, value in (flags | cache).items()], {})
+
+
+def exact_law(settings: Settings, sampling: SamplingParams) -> NDArray[np.float64]:
+    """The target's own law of the first LOOKED_AT tokens, [V, V, V], by enumeration: transformers'
+    logits behind every continuation, transformed in fp64."""
+    model = AutoModelForCausalLM.from_pretrained(settings.target)
+    pairs = torch.cartesian_prod(torch.arange(VOCAB), torch.arange(VOCAB))
+    texts = torch.cat((torch.tensor(PROMPT).expand(len(pairs), -1), pairs), dim=1)
+    with torch.inference_mode():
+        logits = model(texts).logits[:, -LOOKED_AT:].numpy()
+    p = transform(logits, sampling.temperature, sampling.top_k, sampling.top_p)
+    first, second, third = p.reshape(VOCAB, VOCAB, LOOKED_AT, VOCAB).transpose(2, 0, 1, 3)
+    return first[0, 0][:, None, None] * second[:, 0, :, None] * third
+
+
+def draw(settings: Settings, run: Run) -> Draws:
+    """Do the run, with drafter and verifier behind gRPC. For a process of its own."""
+    torch.set_num_threads(1)
+    return asyncio.run(_draw(settings, run))
+
+
+async def _draw(settings: Settings, run: Run) -> Draws:
+    with patch("dspark_services.models.LocalHead", BiasedHead if run.plant == "p" else LocalHead):
+        verifying = verifier_port("grpc", load_target_worker(settings), reply_timeout=60.0)
+    worker = load_draft_worker(settings)
+    drafting = drafter_port(
+        "grpc", UnderstatingDrafter(worker) if run.plant == "q" else worker, reply_timeout=60.0
+    )
+    gc.freeze()  # what was loaded is not searched for garbage again and again
+    async with (
+        verifying as verifier,
+        drafting as drafter,
+        running_driver(
+            verifier,
+            drafter,
+            planner=make_planner(run.planner),
+            cost=COST,
+            limits=LIMITS,
+            max_waiting=len(run.requests) + 1,
+        ) as (driver, recorder),
+    ):
+        await until(lambda: driver.status.drafter_ready)
+        streams = [
+            driver.submit(request(PROMPT, MAX_TOKENS, replace(run.sampling, nonce=number)))
+            for number in run.requests
+        ]
+        answers = [await collect(stream) for stream in streams]
+    return _summarise(answers, recorder)
+
+
+def _summarise(answers: list[list[int]], recorder: Recorder) -> Draws:
+    return Draws(
+        tokens=np.array(answers)[:, :LOOKED_AT],
+        proposed=recorder.proposed,
+        admitted=sum(outcome.stats.admitted for outcome, _ in recorder.steps),
+        accepted=recorder.accepted,
+        fallbacks=tuple(recorder.fallbacks),
+    )
+
+
+class BiasedHead(LocalHead):
+    """Takes BIAS from the likeliest token of every row and gives it to the second."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        p = torch.softmax(super().logits(hidden), dim=-1)
+        first, second = p.topk(2, dim=-1).indices.T
+        rows = torch.arange(len(p))
+        p[rows, first] -= BIAS
+        p[rows, second] += BIAS
+        return p.log()
+
+
+class UnderstatingDrafter:
+    """Draws as it should, but reports a smaller q: too much of what it drew is kept."""
+
+    def __init__(self, worker: Any) -> None:
+        self.info = worker.info
+        self._worker = worker
+
+    def draft(self, batch: DraftBatch) -> DraftReply:
+        reply = self._worker.draft(batch)
+        drafts = [
+            draft if draft.q is None else replace(draft, q=draft.q * np.float32(1 - 2 * BIAS))
+            for draft in reply.drafts
+        ]
+        return replace(reply, drafts=tuple(drafts))
