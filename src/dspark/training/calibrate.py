@@ -27,6 +27,7 @@ from dspark.core.types import VerificationMode
 from dspark.modeling.drafters.checkpoint import CALIBRATION, load_drafter
 from dspark.modeling.drafters.dspark import DSparkModel
 from dspark.modeling.head import LocalHead
+from dspark.modeling.linear import resolve_precision
 from dspark.modeling.losses import LossWeights, log_normalizer
 from dspark.modeling.targets import DEFAULT_TARGET, resolve_target
 from dspark.training import anchors
@@ -159,7 +160,7 @@ def main() -> int:
     try:
         target = resolve_target(arguments.target)
         model = load_drafter(arguments.drafter, target)
-        head = LocalHead.from_folder(target, "fp32")
+        head = LocalHead.from_folder(target, resolve_precision("auto"))
         cache = ResponseCache(arguments.data, split="heldout")
         result = calibrate(model, cache, lambda hidden: log_normalizer(head, hidden))
     except DSparkError as error:

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from dspark.core.errors import ConfigError, DSparkError
 from dspark.modeling.head import LocalHead
+from dspark.modeling.linear import resolve_precision
 from dspark.modeling.losses import log_normalizer
 from dspark.modeling.targets import resolve_target
 from dspark.training import state
@@ -54,7 +55,7 @@ def fit(config: FitConfig, run: Path, console: Console) -> bool:
     loss_decay = config.block_size if config.loss_decay is None else config.loss_decay
     trainer = Trainer(TeacherForcing(model, config.loss_weights, loss_decay), config.clip)
     checkpoint.restore_moments(model, trainer.optimizer)
-    head = LocalHead.from_folder(target, "fp32")
+    head = LocalHead.from_folder(target, resolve_precision("auto"))
     data = TrainingData(
         Path(config.data), config.seed, lambda hidden: log_normalizer(head, hidden), progress.data
     )
