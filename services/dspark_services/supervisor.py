@@ -76,6 +76,8 @@ async def supervise(settings: Settings) -> int:
     folder = await asyncio.to_thread(
         resolve_target, settings.target, settings.cache_dir, progress=log.info
     )
+    if stop.is_set():
+        return 0
     settings = settings.model_copy(
         update={"target": str(folder), "served_model_name": settings.model_name}
     )
@@ -103,6 +105,8 @@ async def _keep_running(service: Service, ready: asyncio.Event, stop: asyncio.Ev
     while True:
         started = monotonic()
         process = await service.start()
+        if stop.is_set():  # while it started, so whoever stops the others has not seen it
+            process.terminate()
         log.info("started the %s", service.name, extra={"pid": process.pid})
         await _relay(service.name, process)
         status = await process.wait()

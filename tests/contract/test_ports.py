@@ -277,6 +277,27 @@ async def test_the_client_finds_a_restarted_server(target: TargetWorker, key: Se
         await verifier.close()
 
 
+async def test_a_worker_replaced_while_idle_gets_no_step_before_a_handshake(
+    target: TargetWorker, key: SequenceKey
+) -> None:
+    """Its successor may hold another model, which only the handshake would tell."""
+    with verifier_server(target) as endpoint:
+        verifier = GrpcVerifier(endpoint, 1, reply_timeout=5.0)
+        await verifier.handshake()
+    with verifier_server(target, endpoint):
+        await asyncio.sleep(0.3)  # for the client to see the old stream end
+        with pytest.raises(WorkerUnavailableError, match="while idle"):
+            await verifier.verify(opening(key))
+        async with asyncio.timeout(5):
+            while True:
+                with contextlib.suppress(WorkerUnavailableError):
+                    await verifier.handshake()
+                    break
+                await asyncio.sleep(0.1)
+        assert (await verifier.verify(opening(key))).verdicts[0].status is RowStatus.OK
+        await verifier.close()
+
+
 class SlowVerifier:
     def verify(self, batch: VerifyBatch) -> VerifyReply:
         time.sleep(0.5)

@@ -27,12 +27,9 @@ UNCUT = SamplingParams(temperature=1.0)
 RUNS = {
     "causal": Run("causal", CUT, range(50_000)),
     "fixed": Run("fixed:2", CUT, range(50_000, 100_000)),
-    "causal, uncut": Run("causal", UNCUT, range(100_000, 120_000)),
-    "biased p": Run("fixed:2", CUT, range(120_000, 140_000), plant="p"),
-    "understated q": Run("fixed:2", CUT, range(140_000, 160_000), plant="q"),
+    "causal, uncut": Run("causal", UNCUT, range(100_000, 110_000)),
+    "biased": Run("causal", CUT, range(110_000, 120_000), biased=True),
 }
-SOUND = [name for name, run in RUNS.items() if run.plant is None]
-PLANTED = [name for name, run in RUNS.items() if run.plant is not None]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +55,7 @@ def p_value(counts: NDArray[np.int64], law: NDArray[np.float64]) -> float:
     return min(whole + pairs)
 
 
-@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize("name", [name for name, run in RUNS.items() if not run.biased])
 def test_the_law_is_the_targets(
     name: str, settings: Settings, draws: dict[str, Future[Draws]]
 ) -> None:
@@ -87,13 +84,9 @@ def test_speculation_was_at_work(name: str, draws: dict[str, Future[Draws]]) -> 
         assert result.proposed - result.admitted > answers / 2  # trimmed, by confidence
 
 
-@pytest.mark.parametrize("name", PLANTED)
-def test_a_bias_of_two_percent_is_seen(
-    name: str, settings: Settings, draws: dict[str, Future[Draws]]
-) -> None:
-    law = exact_law(settings, RUNS[name].sampling)
-    counts = draws[name].result().counts()
+def test_a_bias_of_two_percent_is_seen(settings: Settings, draws: dict[str, Future[Draws]]) -> None:
+    law, counts = exact_law(settings, CUT), draws["biased"].result().counts()
     assert p_value(counts, law) < SIGNIFICANCE
-    second = law.sum(axis=(0, 2))
-    moved = np.abs(counts.sum(axis=(0, 2)) / counts.sum() - second).sum() / 2
-    assert moved < 2 * BIAS  # no cruder defect than the one that was planted
+    first = law.sum(axis=(1, 2))
+    moved = np.abs(counts.sum(axis=(1, 2)) / counts.sum() - first).sum() / 2
+    assert moved < 2 * BIAS  # that was no cruder defect than the one that was planted

@@ -303,8 +303,16 @@ def test_what_asks_for_nothing_and_what_nobody_knows_is_allowed(client: openai.O
     assert text(client, **neutral, extra_body={"next_years_field": [1], "top_k": 0}) == plain
 
 
+def test_extreme_sampling_values_harm_nobody(client: openai.OpenAI) -> None:
+    assert text(client, temperature=1e-40) == text(client, temperature=0)
+    assert text(client, temperature=1e-5, extra_body={"top_k": 2**40})
+
+
 def test_the_served_model_is_listed(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("some/other")
 
 
 # --- Load -------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The step loop over real tiny workers: workers die and return, clients leave, nothing is lost."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from dspark_services.scheduler.inproc import InprocDrafter, InprocVerifier, Work
 
 from dspark.core.errors import InvalidRequestError, OverloadedError, WorkerUnavailableError
 from dspark.core.planner import NonePlanner
-from dspark.core.types import VerifyBatch, VerifyReply
+from dspark.core.types import DrafterInfo, VerifyBatch, VerifyReply
 from dspark.engine.admission import Limits
 from dspark.ops.settings import Settings, load_settings
 from tests.support.system import Losable, Reference, collect, request, running_driver, until
@@ -77,6 +78,27 @@ async def test_a_dead_drafter_fails_nothing_and_drafting_resumes(
         await until(lambda: recorder.proposed > proposed_before)
         assert await answers == expected
         assert recorder.fallbacks == ["drafter"]
+
+
+async def test_an_unfit_drafter_is_refused_aloud_and_a_fit_one_taken(
+    verifier: Losable, drafter: Losable, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = drafter.port.handshake
+
+    async def other_weights() -> DrafterInfo:
+        return replace(await real(), fusion_digest="another")
+
+    async def not_calibrated() -> DrafterInfo:
+        return replace(await real(), temperatures={"greedy": (1.0,)})
+
+    drafter.port.handshake = other_weights
+    async with running_driver(verifier, drafter) as (driver, _):
+        await until(lambda: "fusion_digest differs" in caplog.text)
+        drafter.port.handshake = not_calibrated
+        await until(lambda: "calibrate it again" in caplog.text)
+        assert not driver.status.drafter_ready
+        drafter.port.handshake = real
+        await until(lambda: driver.status.drafter_ready)
 
 
 async def test_a_restarted_verifier_gets_every_sequence_again(

@@ -5,64 +5,18 @@ import contextlib
 import os
 import re
 import signal
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.support.processes import exit_status, running
 from tests.support.tiny import tiny_drafter, tiny_target
 
 pytestmark = pytest.mark.slow
 
 PROMPTS = [f"Prompt number {index}, " * (1 + index % 3) for index in range(8)]
-
-
-@dataclass
-class Up:
-    """The running command and what it has printed so far."""
-
-    process: asyncio.subprocess.Process
-    lines: list[str] = field(default_factory=list)
-
-    async def read(self) -> None:
-        assert self.process.stdout is not None
-        async for line in self.process.stdout:
-            self.lines.append(line.decode().rstrip())
-
-    async def line(self, pattern: str, seconds: float = 120.0) -> re.Match[str]:
-        """The last line so far that matches, waiting for one if there is none."""
-        async with asyncio.timeout(seconds):
-            while True:
-                for line in reversed(self.lines):
-                    if match := re.search(pattern, line):
-                        return match
-                assert self.process.returncode is None, "\n".join(self.lines)
-                await asyncio.sleep(0.05)
-
-
-@asynccontextmanager
-async def dspark_up(*flags: str) -> AsyncIterator[Up]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "dspark_services.supervisor",
-        *flags,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    up = Up(process)
-    reader = asyncio.create_task(up.read())
-    try:
-        yield up
-    finally:
-        if process.returncode is None:
-            process.terminate()
-            await process.wait()
-        await reader
 
 
 async def complete(client: httpx.AsyncClient, prompt: str) -> str:
@@ -101,7 +55,7 @@ async def eventually(condition: Callable[[], Awaitable[bool]], seconds: float = 
 async def test_a_killed_drafter_fails_no_request_and_comes_back(
     tiny_settings_argv: list[str],
 ) -> None:
-    async with dspark_up(*tiny_settings_argv, "--planner=fixed:3") as up:
+    async with running("supervisor", *tiny_settings_argv, "--planner=fixed:3") as up:
         url = (await up.line(r"^Ready: (\S+)$"))[1]
         assert (await up.line(r"^curl .*/v1/chat/completions"))[0]
         async with httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client:
@@ -129,7 +83,7 @@ async def test_a_killed_drafter_fails_no_request_and_comes_back(
             if (match := re.search(r"started the \w+ pid=(\d+)", line))
         ]
         up.process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(up.process.wait(), 60) == 0
+        assert await exit_status(up) == 0
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, 0)
@@ -141,15 +95,15 @@ async def test_a_drafter_that_does_not_fit_stops_the_start_with_one_line(
 ) -> None:
     other = tiny_target(tmp_path / "target", vocab_size=64)
     drafter = tiny_drafter(tmp_path / "drafter", other)
-    async with dspark_up(*tiny_settings_argv, f"--drafter={drafter}") as up:
-        assert await asyncio.wait_for(up.process.wait(), 120) == 2
+    async with running("supervisor", *tiny_settings_argv, f"--drafter={drafter}") as up:
+        assert await exit_status(up) == 2
     complaints = [line for line in up.lines if " error " in line and "drafter  " in line]
     assert len(complaints) == 1
     assert "a vocabulary of 64, target has 264" in complaints[0]
 
 
 async def test_a_wrong_setting_is_one_line(tiny_settings_argv: list[str]) -> None:
-    async with dspark_up(*tiny_settings_argv, "--planer=none") as up:
-        assert await asyncio.wait_for(up.process.wait(), 60) == 2
+    async with running("supervisor", *tiny_settings_argv, "--planer=none") as up:
+        assert await exit_status(up) == 2
     (line,) = up.lines
     assert "--planer" in line

@@ -43,6 +43,7 @@ async def _serve(settings: Settings) -> None:
             create_app(gateway),
             log_config=None,
             access_log=False,
+            lifespan="off",  # the application has none, and its task would complain of being ended
             timeout_graceful_shutdown=round(settings.shutdown_grace),
         )
     )

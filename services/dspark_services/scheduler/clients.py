@@ -45,9 +45,11 @@ class GrpcDrafter:
         )
 
     async def handshake(self) -> DrafterInfo:
+        self._stream.open()  # before: then it cannot belong to a later process than the answer
         request = _handshake_request(self._incarnation)
         reply = await _unary(self._stub.Handshake, request, _HANDSHAKE_SECONDS, self._peer)
         check_protocol(reply.protocol_version, self._peer)
+        self._stream.check()
         return codec.decode_drafter_info(reply)
 
     async def draft(self, batch: DraftBatch) -> DraftReply:
@@ -74,9 +76,11 @@ class GrpcVerifier:
         )
 
     async def handshake(self) -> TargetInfo:
+        self._stream.open()  # as the drafter's
         request = _handshake_request(self._incarnation)
         reply = await _unary(self._stub.Handshake, request, _HANDSHAKE_SECONDS, self._peer)
         check_protocol(reply.protocol_version, self._peer)
+        self._stream.check()
         return codec.decode_target_info(reply)
 
     async def verify(self, batch: VerifyBatch) -> VerifyReply:

@@ -3,7 +3,6 @@ when a worker does not answer.
 """
 
 import asyncio
-import contextlib
 import logging
 from dataclasses import dataclass
 from time import perf_counter
@@ -14,7 +13,6 @@ from dspark.core.errors import (
     DSparkError,
     OverloadedError,
     StaleStepError,
-    UnknownSequenceError,
     WorkerUnavailableError,
 )
 from dspark.core.types import (
@@ -145,6 +143,7 @@ class Driver:
     async def _step(self, start: StepStart) -> None:
         clock = _Stopwatch()
         await self._fetch_features(start)
+        clock.lap("fetch")
         drafts_wanted = self._engine.draft_batch()
         clock.lap("plan")
         drafts = await self._draft(drafts_wanted) if drafts_wanted is not None else None
@@ -170,10 +169,16 @@ class Driver:
     # --- Drafter: fail open ------------------------------------------------------------------
 
     async def _fetch_features(self, start: StepStart) -> None:
+        """Rows whose features do not come are left out of this step's draft."""
         for fetch in start.fetch:
-            # A row whose features do not come is left out of this step's draft.
-            with contextlib.suppress(WorkerUnavailableError, UnknownSequenceError):
+            try:
                 features = await self._verifier.features(fetch.key, fetch.start, fetch.stop)
+            except WorkerUnavailableError as error:
+                log.debug("no features: %s", error)
+                return  # each further fetch would wait as long; `_verify` deals with it
+            except DSparkError as error:
+                log.debug("no features: %s", error)
+            else:
                 self._engine.supply(fetch.key, features)
 
     async def _draft(self, batch: DraftBatch) -> DraftReply | None:
@@ -194,16 +199,22 @@ class Driver:
 
     async def _attach_drafter(self, drafter: DrafterPort) -> None:
         delay = _FIRST_RETRY_SECONDS
+        refusal = ""
         while True:
             try:
                 info = await drafter.handshake()
                 check_drafter_fits(info, self._target)
+                self._engine.attach_drafter(info)
                 break
+            except WorkerUnavailableError as error:
+                log.debug("drafter not back: %s", error)
             except DSparkError as error:
-                log.debug("drafter not attached: %s", error)
+                # It answered, but does not fit. Another may take its place, so go on asking.
+                if str(error) != refusal:
+                    refusal = str(error)
+                    log.warning("decoding without drafts: %s", refusal)
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LONGEST_RETRY_SECONDS)
-        self._engine.attach_drafter(info)
         self._drafter_ready = True
         log.info("drafter attached", extra={"drafter": info.name, "incarnation": info.incarnation})
 
@@ -260,7 +271,7 @@ class _Stopwatch:
 
     def __init__(self) -> None:
         self._started = self._last = perf_counter()
-        self._parts = dict.fromkeys(("plan", "draft", "verify", "commit"), 0.0)
+        self._parts = dict.fromkeys(("fetch", "plan", "draft", "verify", "commit"), 0.0)
 
     def lap(self, part: str) -> None:
         now = perf_counter()
@@ -276,7 +287,7 @@ class _Stopwatch:
             verify=verdicts.seconds,
             backbone=verdicts.backbone_seconds,
             head=verdicts.head_seconds,
-            wire=parts["draft"] - draft + parts["verify"] - verdicts.seconds,
+            wire=parts["fetch"] + parts["draft"] - draft + parts["verify"] - verdicts.seconds,
             commit=parts["commit"],
             total=self._last - self._started,
         )

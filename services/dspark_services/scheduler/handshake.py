@@ -55,7 +55,8 @@ def check_same_target(returned: TargetInfo, before: TargetInfo) -> None:
     Raises:
         HandshakeError: names the field that differs.
     """
-    for name in ("target_digest", "head_digest", "fusion_digest", "max_context", "num_blocks"):
+    digests = ("target_digest", "head_digest", "fusion_digest")
+    for name in (*digests, "max_context", "num_blocks", "block_size"):
         was, now = getattr(before, name), getattr(returned, name)
         if was != now:
             raise HandshakeError(

@@ -8,6 +8,11 @@ from typing import Protocol
 from dspark.core.errors import InvalidRequestError
 from dspark.core.types import SamplingParams
 
+LOWEST_TEMPERATURE = 1e-5
+"""Of sampling: logits over less than this overflow fp32. Whoever wants less means 0, greedy."""
+
+_MAX_TOP_K = 2**32 - 1  # what the wire carries; more than any vocabulary
+
 
 class FinishReason(StrEnum):
     STOP = "stop"  # end-of-sequence token, stop token id or stop string
@@ -48,12 +53,21 @@ class Request:
             (len(self.prompt) > 0, "prompt", "must hold at least one token"),
             (self.max_tokens >= 1, "max_tokens", f"must be at least 1, not {self.max_tokens}"),
             (
-                math.isfinite(sampling.temperature) and sampling.temperature >= 0,
+                sampling.temperature == 0
+                or (
+                    math.isfinite(sampling.temperature)
+                    and sampling.temperature >= LOWEST_TEMPERATURE
+                ),
                 "temperature",
-                f"must be a finite number from 0 up, not {sampling.temperature}",
+                f"must be 0 or a finite number from {LOWEST_TEMPERATURE:g} up, "
+                f"not {sampling.temperature}",
             ),
             (0 < sampling.top_p <= 1, "top_p", f"must be in (0, 1], not {sampling.top_p}"),
-            (sampling.top_k >= 0, "top_k", f"must be 0 (off) or positive, not {sampling.top_k}"),
+            (
+                0 <= sampling.top_k <= _MAX_TOP_K,
+                "top_k",
+                f"must be 0 (off) or positive and below 2**32, not {sampling.top_k}",
+            ),
             (all(self.stop), "stop", "must not contain an empty string"),
         )
         for ok, param, problem in checks:

@@ -71,12 +71,15 @@ class DraftWorker:
     def draft(self, batch: DraftBatch) -> DraftReply:
         """Take in what was committed, then draft a block for every row that wants one.
 
+        Rows of another scheduler incarnation end what its predecessor left open.
+
         Raises:
             DrafterError: a row contradicts itself; then nothing was changed but what was closed.
         """
         started = time.perf_counter()
         for key in batch.close:
             self._sequences.pop(key, None)
+        self._forget_predecessors(batch.rows)
         rows = [row for row in batch.rows if self._in_sync(row)]
         for row in rows:
             self._check(row)
@@ -90,6 +93,12 @@ class DraftWorker:
             for row in batch.rows
         )
         return DraftReply(batch.step, drafts, time.perf_counter() - started)
+
+    def _forget_predecessors(self, rows: Sequence[DraftRow]) -> None:
+        """A scheduler that ended without closing its sequences will never ask for them again."""
+        present = {row.key.incarnation for row in rows}
+        if present and any(key.incarnation not in present for key in self._sequences):
+            self._sequences = {k: s for k, s in self._sequences.items() if k.incarnation in present}
 
     def _in_sync(self, row: DraftRow) -> bool:
         held = self._sequences.get(row.key)

@@ -73,6 +73,9 @@ class Settings(BaseModel):
     kv_block_size: Count = Field(16, description="tokens of a KV block")
     max_running: Count = Field(32, description="sequences decoded at once")
     max_waiting: Count = Field(256, description="requests queued before new ones get 503")
+    default_max_tokens: Count = Field(
+        1024, description="longest answer to a chat that names no limit; KV blocks are reserved"
+    )
     max_prefill_tokens: Count = Field(256, description="prompt tokens processed in one step")
     max_batch_tokens: Count = Field(512, description="target rows of one step, drafts included")
     max_body_bytes: Count = Field(4 * 2**20, description="largest HTTP request body")

@@ -23,8 +23,10 @@ Reply = TypeVar("Reply", bound=_Numbered)
 class StepStream(Generic[Request, Reply]):
     """Matches replies to calls by step, so that a late reply is never taken for the current one.
 
-    Opened by the first call, and again by the first call after a failure. A background task reads:
-    giving up on one reply must not end the stream, as cancelling a read in gRPC would.
+    A stream ends with the process at its other end, and whoever answers next may be another one. So
+    the handshake opens it (`open`), and if it breaks while nobody waits, the next call fails once:
+    its caller then shakes hands again, before anything is sent to the new process. A background
+    task reads: giving up on one reply must not end the stream, as cancelling a read in gRPC would.
     """
 
     def __init__(
@@ -39,6 +41,21 @@ class StepStream(Generic[Request, Reply]):
         self._call: grpc.aio.StreamStreamCall[Request, Reply] | None = None
         self._reader: asyncio.Task[None] | None = None
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
+        self._unnoticed: WorkerUnavailableError | None = None  # it broke, and no call was told
+
+    def open(self) -> "grpc.aio.StreamStreamCall[Request, Reply]":
+        """The stream, opened if it is not; how the last one ended is forgotten."""
+        self._unnoticed = None
+        if self._call is None:
+            self._call = self._open_call()
+            self._reader = asyncio.create_task(self._read(self._call))
+        return self._call
+
+    def check(self) -> None:
+        """Raise WorkerUnavailableError, once, if the stream broke and no call was told."""
+        error, self._unnoticed = self._unnoticed, None
+        if error is not None:
+            raise error
 
     async def exchange(self, request: Request) -> Reply:
         """Send one request and wait for the reply of the same step.
@@ -47,16 +64,15 @@ class StepStream(Generic[Request, Reply]):
             WorkerUnavailableError: no reply within the time limit, or the stream broke.
             DSparkError: the error the worker answered with.
         """
-        if self._call is None:
-            self._call = self._open_call()
-            self._reader = asyncio.create_task(self._read(self._call))
+        self.check()
+        call = self.open()
         waiter: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[request.step] = waiter
         try:
             async with asyncio.timeout(self._reply_timeout):
                 # A write fails only with its stream, and the reader knows the reason.
                 with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                    await self._call.write(request)
+                    await call.write(request)
                 return await waiter
         except TimeoutError:
             raise WorkerUnavailableError(
@@ -83,6 +99,8 @@ class StepStream(Generic[Request, Reply]):
             if not call.cancelled():
                 raise
         self._call = None
+        if not self._waiting:
+            self._unnoticed = WorkerUnavailableError(f"the stream broke while idle: {error}")
         for waiter in self._waiting.values():
             if not waiter.done():
                 waiter.set_exception(error)

@@ -42,6 +42,15 @@ async def test_choices_are_ordered_by_prompt(gateway: Gateway, driver: ScriptedD
     assert len(detokenizers) == 4, "detokenizers have state"
 
 
+async def test_values_that_no_worker_could_compute_with_are_brought_into_range(
+    gateway: Gateway, driver: ScriptedDriver
+) -> None:
+    await complete(gateway, prompt="a", temperature=1e-40, top_k=2**70)
+    (request,) = driver.requests
+    assert request.sampling.temperature == 0
+    assert request.sampling.top_k == driver.target.vocab_size
+
+
 async def test_every_choice_draws_numbers_of_its_own(
     gateway: Gateway, driver: ScriptedDriver
 ) -> None:
@@ -57,6 +66,17 @@ async def test_without_a_limit_a_completion_has_16_tokens_and_a_chat_all_the_roo
     completion, chat = driver.requests
     assert completion.max_tokens == 16
     assert len(chat.prompt) + chat.max_tokens == driver.target.max_context
+
+
+async def test_a_chat_without_a_limit_is_cut_at_the_default(
+    driver: ScriptedDriver, tiny_target_folder: Path
+) -> None:
+    settings = Settings(served_model_name="tiny", default_max_tokens=7)
+    gateway = Gateway(settings, Metrics("tiny"))
+    gateway.open(driver, TargetText.from_folder(tiny_target_folder))
+    await gateway.chat(ChatBody.model_validate(CHAT))
+    await gateway.chat(ChatBody.model_validate(CHAT | {"max_tokens": 9}))
+    assert [request.max_tokens for request in driver.requests] == [7, 9]
 
 
 async def test_max_completion_tokens_wins(gateway: Gateway, driver: ScriptedDriver) -> None:

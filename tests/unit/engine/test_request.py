@@ -15,9 +15,11 @@ from tests.support.world import request
         (lambda: request(sampling=SamplingParams(temperature=float("nan"))), "temperature"),
         (lambda: request(sampling=SamplingParams(temperature=float("inf"))), "temperature"),
         (lambda: request(sampling=SamplingParams(temperature=-0.1)), "temperature"),
+        (lambda: request(sampling=SamplingParams(temperature=1e-40)), "temperature"),
         (lambda: request(sampling=SamplingParams(top_p=0.0)), "top_p"),
         (lambda: request(sampling=SamplingParams(top_p=1.01)), "top_p"),
         (lambda: request(sampling=SamplingParams(top_k=-1)), "top_k"),
+        (lambda: request(sampling=SamplingParams(top_k=2**32)), "top_k"),
     ],
 )
 def test_values_that_cannot_be_served_name_their_field(build, param: str) -> None:

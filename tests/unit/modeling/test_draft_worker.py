@@ -187,6 +187,16 @@ def test_close_frees_a_sequence() -> None:
     assert not draft.in_sync
 
 
+def test_a_new_scheduler_frees_what_the_old_one_left() -> None:
+    worker = make_worker()
+    ask(worker, row(0, 10), row(0, 10, key=SequenceKey(1, 2)))
+    worker.draft(DraftBatch(2, ()))
+    assert len(worker._sequences) == 2
+    successor = SequenceKey(7, 1)
+    ask(worker, row(0, 10, key=successor))
+    assert set(worker._sequences) == {successor}
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dspark.core.errors import InvalidRequestError, ModelNotFoundError, WorkerUnavailableError
 from dspark.core.types import SamplingParams, TargetInfo
-from dspark.engine.request import Request
+from dspark.engine.request import LOWEST_TEMPERATURE, Request
 from dspark.ops.metrics import Metrics
 from dspark.ops.settings import Settings
 from dspark_services.scheduler.api.generation import Generation
@@ -67,13 +67,18 @@ class Gateway:
         prompt = await asyncio.to_thread(backend.text.encode_chat, messages)
         return self._start(backend, body, [prompt], body.max_completion_tokens or body.max_tokens)
 
-    def _checked(self, body: GenerationBody) -> _Backend:
-        if body.model not in (None, self.settings.model_name):
+    def check_model(self, name: str) -> None:
+        """Raises ModelNotFoundError unless this is the model that is served."""
+        if name != self.settings.model_name:
             raise ModelNotFoundError(
-                f"the model {body.model!r:.100} does not exist; "
+                f"the model {name!r:.100} does not exist; "
                 f"{self.settings.model_name!r} is served here",
                 "model",
             )
+
+    def _checked(self, body: GenerationBody) -> _Backend:
+        if body.model is not None:
+            self.check_model(body.model)
         if self._backend is None:
             raise WorkerUnavailableError("the server is still starting; retry later")
         return self._backend
@@ -90,13 +95,14 @@ class Gateway:
                 f"{len(prompts)} prompts times n = {body.n} are more than {MAX_CHOICES} choices",
                 "n",
             )
-        limits = [_max_tokens(len(p), max_tokens, backend.driver.target) for p in prompts]
+        default = self.settings.default_max_tokens
+        limits = [_max_tokens(len(p), max_tokens, default, backend.driver.target) for p in prompts]
         requests = [
             Request(
                 prompt=tuple(prompt),
                 max_tokens=limit,
                 detokenizer=backend.text.detokenizer(),
-                sampling=_sampling(body),
+                sampling=_sampling(body, backend.driver.target.vocab_size),
                 stop=tuple(body.stop),
                 eos_ids=backend.text.eos_ids,
             )
@@ -106,20 +112,21 @@ class Gateway:
         return Generation(backend.driver, self.metrics, requests, n=body.n)
 
 
-def _sampling(body: GenerationBody) -> SamplingParams:
+def _sampling(body: GenerationBody, vocab_size: int) -> SamplingParams:
     return SamplingParams(
-        temperature=body.temperature,
-        top_k=max(body.top_k, 0),
+        temperature=body.temperature if body.temperature >= LOWEST_TEMPERATURE else 0.0,
+        top_k=min(max(body.top_k, 0), vocab_size),
         top_p=body.top_p,
         nonce=secrets.randbits(64),  # every choice draws its own numbers
     )
 
 
-def _max_tokens(prompt: int, wanted: int | None, target: TargetInfo) -> int:
-    """The tokens a prompt of this length may be answered with; by default all that fit."""
+def _max_tokens(prompt: int, wanted: int | None, default: int, target: TargetInfo) -> int:
+    """The tokens a prompt of this length may be answered with; `default` at most where the client
+    names no limit, since KV blocks are reserved for all of them."""
     room = target.max_context - prompt
     if wanted is None:
-        return max(1, min(room, target.num_blocks * target.block_size - prompt))
+        return max(1, min(default, room, target.num_blocks * target.block_size - prompt))
     if wanted > room > 0:  # a prompt without any room is refused when it is queued
         raise InvalidRequestError(
             f"{prompt} prompt tokens and max_tokens = {wanted} do not fit in a context of "

@@ -19,6 +19,11 @@ def operation_routes(gateway: Gateway) -> APIRouter:
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [_model(gateway, started)]}
 
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        gateway.check_model(name)
+        return _model(gateway, started)
+
     @router.get("/health")
     async def health() -> dict[str, str]:
         """This process lives; whether it can serve is what /ready says."""

@@ -180,7 +180,7 @@ class ChatBody(GenerationBody):
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(
-        None, ge=1, description="wins over max_tokens; without both, up to the end of the context"
+        None, ge=1, description="wins over max_tokens; without both, the setting default_max_tokens"
     )
 
     unsupported = _UNSUPPORTED | {
