@@ -34,7 +34,9 @@ def fit_sts(
 
     Position j learns from the blocks that admitted at least j tokens, with the label "accepted at
     least j"; what was not verified is unknown, not a failure. With fewer than `min_count` such
-    blocks it keeps temperature 1. Of equally good temperatures the one nearest to 1 is taken.
+    blocks it keeps temperature 1. Of equally good temperatures the one nearest to 1 is taken. One
+    that worsens the Brier score is not: the ECE alone can be lowered by predicting the mean for
+    every block, which is calibrated and tells a planner nothing.
     """
     logits = np.asarray(confidence_logits, np.float64)
     accepted, admitted = np.asarray(accepted), np.asarray(admitted)
@@ -44,10 +46,10 @@ def fit_sts(
     for j in range(logits.shape[1]):
         seen = admitted > j
         if seen.sum() >= min_count:
-            errors = [
-                ece(survival[seen] * _sigmoid(logits[seen, j] / t), accepted[seen] > j)
-                for t in nearest_first
-            ]
+            label = accepted[seen] > j
+            scaled = [survival[seen] * _sigmoid(logits[seen, j] / t) for t in nearest_first]
+            spread = np.array([brier(p, label) for p in scaled])
+            errors = np.where(spread <= spread[0], [ece(p, label) for p in scaled], np.inf)
             temperatures[j] = nearest_first[np.argmin(errors)]
         survival[seen] *= _sigmoid(logits[seen, j] / temperatures[j])
     return temperatures

@@ -39,7 +39,7 @@ from dspark.training.shards import CachedSequence, ResponseCache
 
 Ints = NDArray[np.int64]
 
-MIN_REACHED = 200
+MIN_REACHED = 500
 """Blocks that must have been accepted up to a position for its temperature to be fitted."""
 
 

@@ -83,3 +83,15 @@ class TestAuc:
     def test_one_kind_of_label_is_not_enough(self, label: int) -> None:
         with pytest.raises(ValueError, match="both labels"):
             auc([0.1, 0.2], [label, label])
+
+
+def test_a_fit_does_not_flatten_what_tells_blocks_apart() -> None:
+    rng = np.random.default_rng(3)
+    # Biased upwards, which no temperature can mend: flattening would bring the mean nearer.
+    logits = rng.normal(0, 2, (4000, 1))
+    accepted = (rng.random(4000) < 1 / (1 + np.exp(-(logits[:, 0] - 1.5)))).astype(int)
+    (temperature,) = fit_sts(logits, accepted, np.ones(4000, int))
+    raw, fitted = (apply(logits, [t])[:, 0] for t in (1.0, temperature))
+    assert brier(fitted, accepted) <= brier(raw, accepted)
+    flat = apply(logits, [8.0])[:, 0]
+    assert brier(flat, accepted) > brier(raw, accepted)

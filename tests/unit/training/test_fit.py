@@ -142,12 +142,12 @@ def test_calibration_covers_both_modes_and_is_what_a_drafter_loads(
 
 def test_positions_that_few_blocks_reach_keep_temperature_one() -> None:
     rng = np.random.default_rng(0)
-    logits = np.full((1000, 3), 2.0, np.float32)  # says 0.88, each position holds 0.5
-    accepted = np.logical_and.accumulate(rng.random((1000, 3)) < 0.5, axis=1).sum(axis=1)
-    enough = calibrate.fit(calibrate.Judged(logits, accepted, np.full(1000, 3)))
+    logits = np.full((4000, 3), 2.0, np.float32)  # says 0.88, each position holds 0.5
+    accepted = np.logical_and.accumulate(rng.random((4000, 3)) < 0.5, axis=1).sum(axis=1)
+    enough = calibrate.fit(calibrate.Judged(logits, accepted, np.full(4000, 3)))
     assert (enough > 1.5).all()
     accepted = np.minimum(accepted, 1)  # nobody gets to position 3
-    few = calibrate.fit(calibrate.Judged(logits, accepted, np.full(1000, 3)))
+    few = calibrate.fit(calibrate.Judged(logits, accepted, np.full(4000, 3)))
     assert few[0] == enough[0]
     assert few[2] == 1.0
 
