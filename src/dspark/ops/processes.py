@@ -5,11 +5,12 @@ import sys
 
 from dspark.ops.settings import ENV_PREFIX, Settings
 
-# Two torch processes share the cores: their idle OpenMP threads must sleep, not spin. And glibc
-# must keep large buffers instead of returning them to the system after every step.
+# Two torch processes share the cores and work in turns. OpenMP threads must bridge the gap between
+# two kernels of a forward by spinning (waking a sleeping one costs more than a small kernel), and
+# must soon sleep when the other process's turn comes. This many spins are a fraction of a
+# millisecond. And glibc must keep large buffers instead of returning them after every step.
 _TUNING = {
-    "OMP_WAIT_POLICY": "passive",
-    "GOMP_SPINCOUNT": "0",
+    "GOMP_SPINCOUNT": "20000",
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": "20000000000",
     "PYTHONUNBUFFERED": "1",
