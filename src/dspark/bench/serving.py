@@ -26,7 +26,7 @@ class ServeOptions:
     concurrencies: tuple[int, ...] = (1, 16)
     planners: tuple[str, ...] = (BASELINE, "causal")
     rounds: int = 3
-    prompts_per_client: int = 3  # of each domain, in a round at concurrency 1; else in all domains
+    prompts_per_client: int = 3  # in a round; a lone client gets as many of each domain
     max_tokens: int = 128
     temperature: float = 0.0
 
