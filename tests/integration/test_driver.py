@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from dspark_services.compute import ComputeThread
 from dspark_services.models import load_draft_worker, load_target_worker
-from dspark_services.scheduler.inproc import InprocDrafter, InprocVerifier, WorkerThread
+from dspark_services.scheduler.inproc import InprocDrafter, InprocVerifier
 
 from dspark.core.errors import InvalidRequestError, OverloadedError, WorkerUnavailableError
 from dspark.core.planner import NonePlanner
@@ -35,12 +36,12 @@ def expected(tiny_target_folder: Path) -> list[list[int]]:
 
 @pytest.fixture
 async def verifier(settings: Settings) -> Losable:
-    return Losable(InprocVerifier(load_target_worker(settings), WorkerThread("verifier"), 10.0))
+    return Losable(InprocVerifier(load_target_worker(settings), ComputeThread("verifier"), 10.0))
 
 
 @pytest.fixture
 async def drafter(settings: Settings) -> Losable:
-    return Losable(InprocDrafter(load_draft_worker(settings), WorkerThread("drafter"), 10.0))
+    return Losable(InprocDrafter(load_draft_worker(settings), ComputeThread("drafter"), 10.0))
 
 
 @pytest.mark.parametrize("transport", ["grpc", "inproc"])
@@ -74,7 +75,7 @@ async def test_a_dead_drafter_fails_nothing_and_drafting_resumes(
         await until(lambda: len(recorder.steps) > steps_without + 3)
         assert recorder.proposed == proposed_before
         worker = load_draft_worker(settings)
-        drafter.restart(InprocDrafter(worker, WorkerThread("drafter"), 10.0))
+        drafter.restart(InprocDrafter(worker, ComputeThread("drafter"), 10.0))
         await until(lambda: recorder.proposed > proposed_before)
         assert await answers == expected
         assert recorder.fallbacks == ["drafter"]
@@ -111,7 +112,7 @@ async def test_a_restarted_verifier_gets_every_sequence_again(
         verifier.gone = True
         await until(lambda: "verifier" in recorder.fallbacks)
         worker = load_target_worker(settings)
-        verifier.restart(InprocVerifier(worker, WorkerThread("verifier"), 10.0))
+        verifier.restart(InprocVerifier(worker, ComputeThread("verifier"), 10.0))
         assert await answers == expected
 
 

@@ -33,7 +33,8 @@ def write_responses(
             do_sample=False,
         )
         with torch.inference_mode():
-            states = model(ids, output_hidden_states=True).hidden_states
+            output = model(ids, output_hidden_states=True)
+            states = output.hidden_states
         info = SequenceInfo(
             id=f"prompt-{number}",
             domain="math" if number % 3 else "code",
@@ -49,6 +50,7 @@ def write_responses(
                 loss_mask=(torch.arange(ids.shape[1]) >= PROMPT_TOKENS).to(torch.uint8),
                 taps=taps.bfloat16(),
                 hidden=states[-1][0].bfloat16(),
+                log_normalizer=output.logits[0].logsumexp(-1),
             )
         )
     writer.flush()

@@ -4,9 +4,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Literal
 
+from dspark_services.compute import ComputeThread
 from dspark_services.drafter.servicer import DrafterServicer
 from dspark_services.scheduler.clients import GrpcDrafter, GrpcVerifier
-from dspark_services.scheduler.inproc import InprocDrafter, InprocVerifier, WorkerThread
+from dspark_services.scheduler.inproc import InprocDrafter, InprocVerifier
 from dspark_services.verifier.servicer import VerifierServicer
 
 from dspark.engine.ports import DrafterPort, VerifierPort
@@ -23,7 +24,7 @@ async def drafter_port(
 ) -> AsyncIterator[DrafterPort]:
     """A DrafterPort onto ``worker``, which is a DraftWorker or behaves like one."""
     if transport == "inproc":
-        yield InprocDrafter(worker, WorkerThread("drafter"), reply_timeout)
+        yield InprocDrafter(worker, ComputeThread("drafter"), reply_timeout)
         return
     with drafter_server(worker) as endpoint:
         client = GrpcDrafter(endpoint, 1, reply_timeout)
@@ -37,7 +38,7 @@ async def verifier_port(
 ) -> AsyncIterator[VerifierPort]:
     """A VerifierPort onto ``worker``, which is a TargetWorker or behaves like one."""
     if transport == "inproc":
-        yield InprocVerifier(worker, WorkerThread("verifier"), reply_timeout)
+        yield InprocVerifier(worker, ComputeThread("verifier"), reply_timeout)
         return
     with verifier_server(worker) as endpoint:
         client = GrpcVerifier(endpoint, 1, reply_timeout)
@@ -48,11 +49,12 @@ async def verifier_port(
 @contextmanager
 def drafter_server(worker: Any) -> Iterator[str]:
     """Serve a drafter's worker; yields the endpoint."""
-    servicer = DrafterServicer(worker)
+    thread = ComputeThread("drafter")
+    servicer = DrafterServicer(worker, thread)
     with serving(
         "127.0.0.1:0",
         lambda server: add_DrafterServicer_to_server(servicer, server),
-        servicer.turn,
+        thread.drain,
     ) as port:
         yield f"127.0.0.1:{port}"
 
@@ -60,10 +62,11 @@ def drafter_server(worker: Any) -> Iterator[str]:
 @contextmanager
 def verifier_server(worker: Any, endpoint: str = "127.0.0.1:0") -> Iterator[str]:
     """Serve a verifier's worker; yields the endpoint."""
-    servicer = VerifierServicer(worker)
+    thread = ComputeThread("verifier")
+    servicer = VerifierServicer(worker, thread)
     with serving(
         endpoint,
         lambda server: add_VerifierServicer_to_server(servicer, server),
-        servicer.turn,
+        thread.drain,
     ) as port:
         yield f"127.0.0.1:{port}"

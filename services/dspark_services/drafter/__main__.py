@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from dspark.wire.dspark.v1.drafter_pb2_grpc import add_DrafterServicer_to_server
 from dspark.wire.server import serving
+from dspark_services.compute import ComputeThread
 from dspark_services.drafter.servicer import DrafterServicer
 from dspark_services.models import load_draft_worker
 from dspark_services.process import one_line_failures, start, wait_for_signal
@@ -15,11 +16,12 @@ log = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None) -> None:
     with one_line_failures("drafter"):
         settings = start("drafter", argv)
-        servicer = DrafterServicer(load_draft_worker(settings))
+        thread = ComputeThread("model")
+        servicer = DrafterServicer(thread.call(load_draft_worker, settings), thread)
         with serving(
             f"{settings.host}:{settings.drafter_port}",
             lambda server: add_DrafterServicer_to_server(servicer, server),
-            servicer.turn,
+            thread.drain,
         ) as port:
             log.info("serving", extra={"port": port})
             wait_for_signal()

@@ -1,6 +1,5 @@
 """The drafter's RPCs, on top of its worker, which does one thing at a time."""
 
-import threading
 from collections.abc import Iterator
 
 import grpc
@@ -10,12 +9,14 @@ from dspark.wire import codec
 from dspark.wire.dspark.v1 import drafter_pb2, drafter_pb2_grpc, types_pb2
 from dspark.wire.server import errors_as_status
 from dspark.wire.transport import PROTOCOL_VERSION, check_protocol
+from dspark_services.compute import ComputeThread
 
 
 class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
-    def __init__(self, worker: DraftWorker) -> None:
+    def __init__(self, worker: DraftWorker, thread: ComputeThread) -> None:
+        """``thread``: where the worker was loaded and does its work."""
         self._worker = worker
-        self.turn = threading.Lock()
+        self._thread = thread
 
     def Handshake(
         self, request: types_pb2.HandshakeRequest, context: grpc.ServicerContext
@@ -29,6 +30,6 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
     ) -> Iterator[drafter_pb2.DraftReply]:
         for request in request_iterator:
             batch = codec.decode_draft_batch(request)
-            with errors_as_status(context), self.turn:
-                reply = self._worker.draft(batch)
+            with errors_as_status(context):
+                reply = self._thread.call(self._worker.draft, batch)
             yield codec.encode_draft_reply(reply)

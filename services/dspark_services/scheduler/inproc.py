@@ -1,12 +1,7 @@
-"""The engine's two ports onto workers in this very process: no wire, one model thread for both.
-
-They share a thread because a step never runs both at once, and a second thread would bring a
-second OpenMP team that spins on the same cores.
-"""
+"""The engine's two ports onto workers in this very process: no wire, one thread for both models."""
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from dspark.core.errors import WorkerUnavailableError
@@ -22,29 +17,15 @@ from dspark.core.types import (
 )
 from dspark.modeling.draft_worker import DraftWorker
 from dspark.modeling.target_worker import TargetWorker
+from dspark_services.compute import ComputeThread
 
 Reply = TypeVar("Reply")
-
-
-class WorkerThread:
-    """Runs calls one after another in a thread of their own: the event loop is never held up."""
-
-    def __init__(self, name: str) -> None:
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
-
-    async def run(self, function: Callable[..., Reply], *arguments: Any) -> Reply:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, function, *arguments)
-
-    async def drain(self) -> None:
-        """Wait for the call in progress, if any."""
-        await self.run(lambda: None)
 
 
 class InprocDrafter:
     """DrafterPort onto a DraftWorker."""
 
-    def __init__(self, worker: DraftWorker, thread: WorkerThread, reply_timeout: float) -> None:
+    def __init__(self, worker: DraftWorker, thread: ComputeThread, reply_timeout: float) -> None:
         self._worker = worker
         self._thread = thread
         self._reply_timeout = reply_timeout
@@ -56,13 +37,13 @@ class InprocDrafter:
         return await _within(self._reply_timeout, self._thread, self._worker.draft, batch)
 
     async def close(self) -> None:
-        await self._thread.drain()
+        await self._thread.run(lambda: None)  # the call in progress ends first
 
 
 class InprocVerifier:
     """VerifierPort onto a TargetWorker."""
 
-    def __init__(self, worker: TargetWorker, thread: WorkerThread, reply_timeout: float) -> None:
+    def __init__(self, worker: TargetWorker, thread: ComputeThread, reply_timeout: float) -> None:
         self._worker = worker
         self._thread = thread
         self._reply_timeout = reply_timeout
@@ -80,11 +61,11 @@ class InprocVerifier:
         return await self._thread.run(self._worker.profile, shapes, repeats)
 
     async def close(self) -> None:
-        await self._thread.drain()
+        await self._thread.run(lambda: None)  # the call in progress ends first
 
 
 async def _within(
-    seconds: float, thread: WorkerThread, function: Callable[[Any], Reply], batch: Any
+    seconds: float, thread: ComputeThread, function: Callable[[Any], Reply], batch: Any
 ) -> Reply:
     """The reply, or WorkerUnavailableError after ``seconds``; the thread's late one is dropped."""
     try:

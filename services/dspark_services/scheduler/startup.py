@@ -92,10 +92,11 @@ async def _connect(settings: Settings, incarnation: int) -> tuple[Verifier, Draf
 
 async def _load_inproc(settings: Settings) -> tuple[Verifier, Drafter | None]:
     # Imported here: with gRPC workers this process has no use for torch, which takes seconds.
+    from dspark_services.compute import ComputeThread
     from dspark_services.models import load_draft_worker, load_target_worker
-    from dspark_services.scheduler.inproc import InprocDrafter, InprocVerifier, WorkerThread
+    from dspark_services.scheduler.inproc import InprocDrafter, InprocVerifier
 
-    thread = WorkerThread("models")
+    thread = ComputeThread("models")
     target = await thread.run(load_target_worker, settings)
     verifier = InprocVerifier(target, thread, settings.verify_timeout)
     if not settings.has_drafter:

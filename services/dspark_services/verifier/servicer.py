@@ -1,6 +1,5 @@
 """The verifier's RPCs, on top of its worker, which does one thing at a time."""
 
-import threading
 from collections.abc import Iterator
 
 import grpc
@@ -10,12 +9,14 @@ from dspark.wire import codec
 from dspark.wire.dspark.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
 from dspark.wire.server import errors_as_status
 from dspark.wire.transport import PROTOCOL_VERSION, check_protocol
+from dspark_services.compute import ComputeThread
 
 
 class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
-    def __init__(self, worker: TargetWorker) -> None:
+    def __init__(self, worker: TargetWorker, thread: ComputeThread) -> None:
+        """``thread``: where the worker was loaded and does its work."""
         self._worker = worker
-        self.turn = threading.Lock()
+        self._thread = thread
 
     def Handshake(
         self, request: types_pb2.HandshakeRequest, context: grpc.ServicerContext
@@ -29,22 +30,22 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
     ) -> Iterator[verifier_pb2.VerifyReply]:
         for request in request_iterator:
             batch = codec.decode_verify_batch(request)
-            with errors_as_status(context), self.turn:
-                reply = self._worker.verify(batch)
+            with errors_as_status(context):
+                reply = self._thread.call(self._worker.verify, batch)
             yield codec.encode_verify_reply(reply)
 
     def Features(
         self, request: verifier_pb2.FeaturesRequest, context: grpc.ServicerContext
     ) -> verifier_pb2.FeaturesReply:
         key = codec.decode_key(request.key)
-        with errors_as_status(context), self.turn:
-            features = self._worker.features(key, request.start, request.stop)
+        with errors_as_status(context):
+            features = self._thread.call(self._worker.features, key, request.start, request.stop)
         return verifier_pb2.FeaturesReply(features=features)
 
     def Profile(
         self, request: verifier_pb2.ProfileRequest, context: grpc.ServicerContext
     ) -> verifier_pb2.ProfileReply:
         shapes, repeats = codec.decode_profile_request(request)
-        with errors_as_status(context), self.turn:
-            seconds = self._worker.profile(shapes, repeats)
+        with errors_as_status(context):
+            seconds = self._thread.call(self._worker.profile, shapes, repeats)
         return verifier_pb2.ProfileReply(seconds=seconds)

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from dspark.core.errors import TargetError
 from dspark.modeling.attention import ATTENTION_NAME
 from dspark.modeling.attention_plan import Span, plan_attention
+from dspark.modeling.fused import fuse
 from dspark.modeling.kv import KVCache, KVShape
 from dspark.modeling.linear import Precision, activation_dtype, apply_precision
 
@@ -71,6 +72,7 @@ class LocalBackbone:
         num_layers = self.config.num_hidden_layers
         if not all(0 <= layer < num_layers for layer in self.tap_layers):
             raise TargetError(f"tap layers {self.tap_layers} are not all in 0..{num_layers - 1}")
+        fuse(self.model)
         apply_precision(self.model, precision)
         shape = KVShape(
             num_layers=num_layers,

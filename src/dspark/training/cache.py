@@ -12,6 +12,7 @@ from dspark.core.errors import PromptError
 from dspark.core.types import SamplingParams
 from dspark.data import Prompt
 from dspark.modeling.backbone import PackedStep, Span
+from dspark.modeling.losses import log_normalizer
 from dspark.modeling.targets import DEFAULT_TARGET, Progress, resolve_target, silent, to_stderr
 from dspark.training.generation import BLOCK_SIZE, Answer, Job, LoadedTarget
 from dspark.training.regenerate import RegenerateOptions, cached_sequence
@@ -67,7 +68,11 @@ def cache_responses(
             torch.nn.functional.pad(rows, (0, 0, 0, 1)).bfloat16()
             for rows in (output.taps, output.hidden)
         )
-        writer.add(cached_sequence(Answer(job, response_ids, "stop", taps, hidden)))
+        normalizers = torch.zeros(len(ids))
+        scored = range(len(job.prompt_ids) - 1, len(ids) - 1)
+        normalizers[scored] = log_normalizer(loaded.head, output.hidden[scored])
+        answer = Answer(job, response_ids, "stop", taps, hidden, normalizers)
+        writer.add(cached_sequence(answer))
     writer.flush()
 
 

@@ -26,12 +26,10 @@ from dspark.core.errors import DSparkError
 from dspark.core.types import VerificationMode
 from dspark.modeling.drafters.checkpoint import CALIBRATION, load_drafter
 from dspark.modeling.drafters.dspark import DSparkModel
-from dspark.modeling.head import LocalHead
-from dspark.modeling.linear import resolve_precision
-from dspark.modeling.losses import LossWeights, log_normalizer
+from dspark.modeling.losses import LossWeights
 from dspark.modeling.targets import DEFAULT_TARGET, resolve_target
 from dspark.training import anchors
-from dspark.training.dataset import Blocks, LogNormalizer
+from dspark.training.dataset import Blocks
 from dspark.training.environment import reexec_with_settings
 from dspark.training.held_out import BLOCKS_AT_ONCE, draft_greedily, greedy_accepted, walk
 from dspark.training.loop import TeacherForcing
@@ -52,9 +50,7 @@ class Judged:
     judged: Ints  # [N] positions with a verdict
 
 
-def calibrate(
-    model: DSparkModel, cache: ResponseCache, normalizer: LogNormalizer, seed: int = 0
-) -> dict[str, Any]:
+def calibrate(model: DSparkModel, cache: ResponseCache, seed: int = 0) -> dict[str, Any]:
     """Contents of calibration.json: temperatures by mode, and what they were fitted and scored on.
 
     ECE is that of the survival through each position, on the responses left out of the fit.
@@ -69,9 +65,7 @@ def calibrate(
         if sequence.info.temperature == 0:
             judged[VerificationMode.GREEDY].append(_greedy(model, sequence, positions))
         else:
-            judged[VerificationMode.REJECTION].append(
-                _rejection(forcing, sequence, positions, normalizer, rng)
-            )
+            judged[VerificationMode.REJECTION].append(_rejection(forcing, sequence, positions, rng))
     result: dict[str, Any] = {"temperatures": {}, "ece_before": {}, "ece_after": {}, "blocks": {}}
     for mode, parts in judged.items():
         if len(parts) < 2:
@@ -120,17 +114,15 @@ def _rejection(
     forcing: TeacherForcing,
     sequence: CachedSequence,
     positions: Ints,
-    normalizer: LogNormalizer,
     rng: np.random.Generator,
 ) -> Judged:
     block_size = forcing.model.config.block_size
-    normalizers = normalizer(sequence.hidden.float())
     logits = np.zeros((len(positions), block_size), np.float32)
     acceptance = np.zeros((len(positions), block_size), np.float32)
     counted = anchors.counted_labels(sequence.loss_mask.numpy().astype(bool), positions, block_size)
     for start in range(0, len(positions), BLOCKS_AT_ONCE):
         part = slice(start, start + BLOCKS_AT_ONCE)
-        batch = [Blocks.at(sequence, positions[part], block_size, normalizers)]
+        batch = [Blocks.at(sequence, positions[part], block_size)]
         draft = forcing.draft(batch)
         assert draft.confidence_logits is not None
         logits[part][counted[part]] = draft.confidence_logits.numpy()
@@ -160,9 +152,8 @@ def main() -> int:
     try:
         target = resolve_target(arguments.target)
         model = load_drafter(arguments.drafter, target)
-        head = LocalHead.from_folder(target, resolve_precision("auto"))
         cache = ResponseCache(arguments.data, split="heldout")
-        result = calibrate(model, cache, lambda hidden: log_normalizer(head, hidden))
+        result = calibrate(model, cache)
     except DSparkError as error:
         console.print(f"error: {error}", style="red", soft_wrap=True)
         return 1

@@ -1,7 +1,6 @@
 """Training batches from the response cache: blocks at sampled anchors, in an order that depends on
 nothing but the seed, the step and how far the run has come."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -13,9 +12,6 @@ from torch import Tensor
 from dspark.core.errors import ConfigError
 from dspark.training import anchors
 from dspark.training.shards import CachedSequence, ResponseCache
-
-LogNormalizer = Callable[[Tensor], Tensor]
-"""Target hidden states [N, d] -> logsumexp of the target's logits [N]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +33,8 @@ class Blocks:
         sequence: CachedSequence,
         positions: np.ndarray[tuple[int], np.dtype[np.int64]],
         block_size: int,
-        log_normalizers: Tensor,
     ) -> Self:
-        """Blocks after anchors at ``positions`` [A]. log_normalizers: [L]."""
+        """Blocks after anchors at ``positions`` [A]."""
         mask = sequence.loss_mask.numpy().astype(bool)
         counted = anchors.counted_labels(mask, positions, block_size)
         label = torch.from_numpy(anchors.label_positions(positions, block_size)[counted])
@@ -52,7 +47,7 @@ class Blocks:
             previous=ids[label - 1],
             label=ids[label],
             target_hidden=sequence.hidden[label - 1].float(),
-            log_normalizer=log_normalizers[label - 1],
+            log_normalizer=sequence.log_normalizer[label - 1],
         )
 
 
@@ -76,15 +71,12 @@ class TrainingData:
         self,
         folder: Path,
         seed: int,
-        log_normalizer: LogNormalizer,
         position: DataPosition | None = None,
     ) -> None:
         """Raises PromptError if the folder holds no shards."""
         self.position = position or DataPosition()
         self._folder = folder
         self._seed = seed
-        self._log_normalizer = log_normalizer
-        self._normalizers: dict[int, Tensor] = {}
         self._open()
 
     @property
@@ -101,13 +93,12 @@ class TrainingData:
         drawn: list[Blocks] = []
         missing = positions
         while missing > 0:
-            index = self._next_index()
-            sequence = self._cache[index]
+            sequence = self._cache[self._next_index()]
             wanted = min(num_anchors, -(-missing // block_size))
             found = anchors.sample(sequence.loss_mask.numpy().astype(bool), wanted, rng)
             if len(found) == 0:
                 continue
-            blocks = Blocks.at(sequence, found, block_size, self._normalizers_of(index, sequence))
+            blocks = Blocks.at(sequence, found, block_size)
             drawn.append(blocks)
             missing -= len(blocks.label)
         return drawn
@@ -131,12 +122,3 @@ class TrainingData:
         self.position = replace(self.position, size=size)
         rng = np.random.default_rng([self._seed, self.position.epoch])
         self._order = rng.permutation(size)
-
-    def _normalizers_of(self, index: int, sequence: CachedSequence) -> Tensor:
-        """[L], once for the whole response: the full vocabulary costs more than a block does."""
-        if index not in self._normalizers:
-            normalizers = torch.full((len(sequence.ids),), torch.nan)
-            scored = torch.nonzero(sequence.loss_mask[1:])[:, 0]
-            normalizers[scored] = self._log_normalizer(sequence.hidden[scored].float())
-            self._normalizers[index] = normalizers
-        return self._normalizers[index]

@@ -18,9 +18,6 @@ import torch
 from rich.console import Console
 
 from dspark.core.errors import ConfigError, DSparkError
-from dspark.modeling.head import LocalHead
-from dspark.modeling.linear import resolve_precision
-from dspark.modeling.losses import log_normalizer
 from dspark.modeling.targets import resolve_target
 from dspark.training import state
 from dspark.training.config import CONFIG, FitConfig, add_settings
@@ -55,10 +52,7 @@ def fit(config: FitConfig, run: Path, console: Console) -> bool:
     loss_decay = config.block_size if config.loss_decay is None else config.loss_decay
     trainer = Trainer(TeacherForcing(model, config.loss_weights, loss_decay), config.clip)
     checkpoint.restore_moments(model, trainer.optimizer)
-    head = LocalHead.from_folder(target, resolve_precision("auto"))
-    data = TrainingData(
-        Path(config.data), config.seed, lambda hidden: log_normalizer(head, hidden), progress.data
-    )
+    data = TrainingData(Path(config.data), config.seed, progress.data)
     if data.feature_width != model.fc.in_features:
         raise ConfigError(
             f"{config.data} caches features of width {data.feature_width}, the drafter taps "

@@ -45,6 +45,8 @@ class Answer:
     finish: str  # "stop" | "length"
     taps: Tensor | None  # bf16 [prompt + response, n*d]; the last row is zero
     hidden: Tensor | None  # bf16 [prompt + response, d]; the last row is zero
+    log_normalizer: Tensor | None  # fp32 [prompt + response], of the logits after each token;
+    # zero before the prompt's last token and on the last row
 
 
 class LoadedTarget:
@@ -109,6 +111,7 @@ class BatchGenerator:
         self._features = [
             torch.zeros(batch_size, max_length, each, dtype=torch.bfloat16) for each in widths
         ]
+        self._normalizers = torch.zeros(batch_size, max_length)
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Answer]:
         """Yield the answers in the order they end. ``jobs`` is read as slots become free."""
@@ -145,15 +148,22 @@ class BatchGenerator:
         for slot, span in zip(slots, spans, strict=True):
             slot.processed += span.length
         last = torch.tensor([span.length for span in spans]).cumsum(0) - 1
-        return _next_tokens(self._target.head.logits(output.hidden.index_select(0, last)), slots)
+        logits = self._target.head.logits(output.hidden.index_select(0, last))
+        if self._features:
+            scored = torch.tensor([slot.processed - 1 for slot in slots])
+            indices = torch.tensor([slot.index for slot in slots])
+            self._normalizers[indices, scored] = logits.logsumexp(-1)
+        return _next_tokens(logits, slots)
 
     def _answer(self, slot: _Slot, finish: str) -> Answer:
-        taps = hidden = None
-        if self._features:
-            length = slot.processed + 1
-            taps, hidden = (kept[slot.index, :length].clone() for kept in self._features)
-            taps[-1] = hidden[-1] = 0
-        return Answer(slot.job, slot.response, finish, taps, hidden)
+        if not self._features:
+            return Answer(slot.job, slot.response, finish, None, None, None)
+        length = slot.processed + 1
+        taps, hidden = (kept[slot.index, :length].clone() for kept in self._features)
+        taps[-1] = hidden[-1] = 0
+        normalizers = self._normalizers[slot.index, :length].clone()
+        normalizers[: len(slot.job.prompt_ids) - 1] = normalizers[-1] = 0
+        return Answer(slot.job, slot.response, finish, taps, hidden, normalizers)
 
 
 def _next_tokens(logits: Tensor, slots: list[_Slot]) -> list[int]:

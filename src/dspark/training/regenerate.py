@@ -93,6 +93,7 @@ def cached_sequence(answer: Answer) -> CachedSequence:
     job = answer.job
     assert answer.taps is not None
     assert answer.hidden is not None
+    assert answer.log_normalizer is not None
     mask = [0] * len(job.prompt_ids) + [1] * len(answer.response_ids)
     info = SequenceInfo(
         job.id, job.domain, job.sampling.temperature, split_of(job.id), answer.finish
@@ -103,6 +104,7 @@ def cached_sequence(answer: Answer) -> CachedSequence:
         loss_mask=torch.tensor(mask, dtype=torch.uint8),
         taps=answer.taps,
         hidden=answer.hidden,
+        log_normalizer=answer.log_normalizer,
     )
 
 

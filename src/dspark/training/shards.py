@@ -2,17 +2,19 @@
 
 A cache is a folder of shards ``shard-00000.safetensors``, each with the tensors
 
-=========== ============ ====================================================================
-ids         int32 [T]    token ids of all its sequences, end to end (prompt, then response)
-loss_mask   uint8 [T]    1 on response tokens, the end-of-sequence token included
-taps        bf16 [T, n*d] outputs of the tapped decoder layers at that token
-hidden      bf16 [T, d]  hidden state after the final norm (the head's input)
-offsets     int64 [S+1]  where each sequence begins in T
-=========== ============ ====================================================================
+============== ============= ================================================================
+ids            int32 [T]     token ids of all its sequences, end to end (prompt, then response)
+loss_mask      uint8 [T]     1 on response tokens, the end-of-sequence token included
+taps           bf16 [T, n*d] outputs of the tapped decoder layers at that token
+hidden         bf16 [T, d]   hidden state after the final norm (the head's input)
+log_normalizer fp32 [T]      logsumexp of the target's logits over its whole vocabulary there
+offsets        int64 [S+1]   where each sequence begins in T
+============== ============= ================================================================
 
 and one metadata entry ``sequences``: a JSON list with id, domain, temperature, split
 (``train`` or ``heldout``) and finish reason of each. ``hidden[u - 1]`` scores the token ``ids[u]``.
-The last token of a sequence was never fed back to the target: its features are zero.
+The last token of a sequence was never fed back to the target: its features are zero. So is
+``log_normalizer`` wherever no response token follows.
 
 Shards appear whole or not at all, so a killed writer loses only the sequences it still held, and
 several writers may share a folder.
@@ -34,6 +36,7 @@ from torch import Tensor
 from dspark.core.errors import PromptError
 
 HELDOUT_PERCENT = 2
+_FIELDS = ("ids", "loss_mask", "taps", "hidden", "log_normalizer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class CachedSequence:
     loss_mask: Tensor  # uint8 [L]
     taps: Tensor  # bf16 [L, n*d]
     hidden: Tensor  # bf16 [L, d]
+    log_normalizer: Tensor  # fp32 [L]
 
 
 def id_hash(sequence_id: str, purpose: str) -> int:
@@ -85,8 +89,7 @@ class ShardWriter:
         held, self._pending = self._pending, []
         lengths = torch.tensor([0, *(len(sequence.ids) for sequence in held)])
         tensors = {
-            name: torch.cat([getattr(sequence, name) for sequence in held])
-            for name in ("ids", "loss_mask", "taps", "hidden")
+            name: torch.cat([getattr(sequence, name) for sequence in held]) for name in _FIELDS
         }
         tensors["offsets"] = lengths.cumsum(0)
         index = json.dumps([asdict(sequence.info) for sequence in held])
@@ -151,9 +154,7 @@ class _Shard:
             with safe_open(self._path, framework="pt") as file:
                 self._tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         begin, end = self._tensors["offsets"][place : place + 2].tolist()
-        fields: dict[str, Any] = {
-            name: self._tensors[name][begin:end] for name in ("ids", "loss_mask", "taps", "hidden")
-        }
+        fields: dict[str, Any] = {name: self._tensors[name][begin:end] for name in _FIELDS}
         return CachedSequence(info=self.infos[place], **fields)
 
 

@@ -1,12 +1,11 @@
 """The server end: synchronous gRPC around one synchronous worker.
 
-A stream's requests, the worker's steps and its replies all happen in one thread of gRPC's pool.
-An asyncio server needs a hop to a worker thread and back for every step, which was measured to
-double the time a call spends outside the worker.
+A stream's requests and replies happen in one thread of gRPC's pool, which hands each step to the
+worker's thread and waits. An asyncio server was measured to double the time that a call spends
+outside the worker.
 """
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -32,12 +31,12 @@ def errors_as_status(context: grpc.ServicerContext) -> Iterator[None]:
 
 @contextlib.contextmanager
 def serving(
-    address: str, register: Callable[[grpc.Server], None], turn: threading.Lock
+    address: str, register: Callable[[grpc.Server], None], drain: Callable[[], None]
 ) -> Iterator[int]:
     """Serve what ``register`` adds to the server, and health, while the context lasts.
 
-    Yields the port, which the system chooses for port 0. On the way out the step in progress, which
-    holds ``turn``, is finished first.
+    Yields the port, which the system chooses for port 0. ``drain`` waits for the step in
+    progress, which is finished on the way out.
 
     Raises:
         ConfigError: the address cannot be bound.
@@ -58,6 +57,5 @@ def serving(
         yield port
     finally:
         checks.enter_graceful_shutdown()
-        with turn:
-            pass
+        drain()
         server.stop(_LEAVING_SECONDS).wait()

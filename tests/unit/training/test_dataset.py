@@ -24,12 +24,8 @@ def shards(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def row_norms(hidden: torch.Tensor) -> torch.Tensor:
-    return hidden.norm(dim=-1)
-
-
 def open_data(shards: Path, position: DataPosition | None = None) -> TrainingData:
-    return TrainingData(shards, 3, row_norms, position)
+    return TrainingData(shards, 3, position)
 
 
 def assert_same(left: list[Blocks], right: list[Blocks]) -> None:
@@ -42,15 +38,14 @@ def assert_same(left: list[Blocks], right: list[Blocks]) -> None:
 def test_rows_line_up(shards: Path) -> None:
     sequence = ResponseCache(shards)[0]
     last = PROMPT_TOKENS + RESPONSE_TOKENS - 1
-    normalizers = torch.arange(last + 1.0)
-    blocks = Blocks.at(sequence, np.array([PROMPT_TOKENS, last - 2]), 4, normalizers)
+    blocks = Blocks.at(sequence, np.array([PROMPT_TOKENS, last - 2]), 4)
     # Anchor p has four labels; last - 2 has two before the sequence ends.
     label = torch.tensor([*range(PROMPT_TOKENS + 1, PROMPT_TOKENS + 5), last - 1, last])
     assert blocks.counted.sum(1).tolist() == [4, 2]
     assert torch.equal(blocks.label, sequence.ids[label].long())
     assert torch.equal(blocks.previous, sequence.ids[label - 1].long())
     assert torch.equal(blocks.target_hidden, sequence.hidden[label - 1].float())
-    assert torch.equal(blocks.log_normalizer, normalizers[label - 1])
+    assert torch.equal(blocks.log_normalizer, sequence.log_normalizer[label - 1])
     assert torch.equal(blocks.taps, sequence.taps[: last - 2].float())
     assert torch.equal(blocks.anchor_tokens, sequence.ids[[PROMPT_TOKENS, last - 2]].long())
 
@@ -61,7 +56,6 @@ def test_a_batch_has_the_positions_asked_for_from_several_sequences(shards: Path
     assert all(len(blocks.anchor_tokens) <= 5 for blocks in batch)
     for blocks in batch:
         assert len(blocks.log_normalizer) == int(blocks.counted.sum())
-        assert torch.equal(blocks.log_normalizer, row_norms(blocks.target_hidden))
 
 
 def test_a_run_resumed_anywhere_draws_the_same_batches(shards: Path) -> None:

@@ -13,8 +13,6 @@ from rich.console import Console
 from dspark.core.calibration import ece
 from dspark.core.errors import ConfigError
 from dspark.modeling.drafters.checkpoint import load_calibration, load_drafter
-from dspark.modeling.head import LocalHead
-from dspark.modeling.losses import log_normalizer
 from dspark.training import calibrate, export
 from dspark.training.config import FitConfig
 from dspark.training.fit import fit
@@ -128,9 +126,8 @@ def test_calibration_covers_both_modes_and_is_what_a_drafter_loads(
 ) -> None:
     export.export(whole, tmp_path)
     model = load_drafter(tmp_path, target)
-    head = LocalHead.from_folder(target, "fp32")
     cache = ResponseCache(Path(config.data), split="train")
-    result = calibrate.calibrate(model, cache, lambda hidden: log_normalizer(head, hidden))
+    result = calibrate.calibrate(model, cache)
     (tmp_path / "calibration.json").write_text(json.dumps(result))
     temperatures = load_calibration(tmp_path, model.config)
     assert set(temperatures) == {"greedy", "rejection"}

@@ -24,12 +24,13 @@ def sequence(name: str, length: int, split: str = "train") -> CachedSequence:
         loss_mask=(torch.arange(length) >= 2).to(torch.uint8),
         taps=torch.randn(length, 6).bfloat16(),
         hidden=torch.randn(length, 3).bfloat16(),
+        log_normalizer=torch.randn(length),
     )
 
 
 def assert_same(left: CachedSequence, right: CachedSequence) -> None:
     assert left.info == right.info
-    for name in ("ids", "loss_mask", "taps", "hidden"):
+    for name in ("ids", "loss_mask", "taps", "hidden", "log_normalizer"):
         assert torch.equal(getattr(left, name), getattr(right, name))
 
 
@@ -94,6 +95,7 @@ def test_the_format_is_the_documented_one(tmp_path: Path) -> None:
         "loss_mask": (torch.uint8, (8,)),
         "taps": (torch.bfloat16, (8, 6)),
         "hidden": (torch.bfloat16, (8, 3)),
+        "log_normalizer": (torch.float32, (8,)),
         "offsets": (torch.int64, (3,)),
     }
     assert tensors["offsets"].tolist() == [0, 3, 8]
