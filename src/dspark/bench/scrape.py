@@ -18,8 +18,7 @@ class StepTotals:
     proposed: float
     admitted: float
     accepted: float
-    verified_length: float  # mean over decoding rows: 1 + admitted
-    accepted_length: float  # mean over decoding rows: accepted + 1
+    decoding_rows: float  # rows with a verdict on a draft, an empty one included
 
     @property
     def model_seconds(self) -> float:
@@ -62,6 +61,5 @@ def step_totals(before: Samples, after: Samples) -> StepTotals:
         proposed=rise("dspark_proposed_tokens_total"),
         admitted=rise("dspark_admitted_tokens_total"),
         accepted=rise("dspark_accepted_tokens_total"),
-        verified_length=mean("dspark_verified_length"),
-        accepted_length=mean("dspark_accepted_length"),
+        decoding_rows=rise("dspark_verified_length_count"),
     )

@@ -1,28 +1,31 @@
 """`dspark bench serve`: planners against each other under load, in one run on the same workers.
 
 For every concurrency the planners take turns over the same prompts, round by round, and are
-compared pair by pair: a machine that slows down half way slows both.
+compared pair by pair: a machine that slows down half way slows both. Another transport is measured
+in the same way afterwards, with workers of its own.
 """
 
 import asyncio
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from dspark.bench.load import Answer, Load, closed_loop
 from dspark.bench.scrape import StepTotals, scrape, step_totals
 from dspark.bench.system import running_system
 from dspark.core.errors import ConfigError
 from dspark.data import Prompt
-from dspark.ops.settings import Settings
+from dspark.ops.settings import Settings, Transport
 
 BASELINE = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
+    transports: tuple[Transport, ...] = ("grpc",)
     concurrencies: tuple[int, ...] = (1, 16)
     planners: tuple[str, ...] = (BASELINE, "causal")
     rounds: int = 3
@@ -31,6 +34,11 @@ class ServeOptions:
     temperature: float = 0.0
 
     def __post_init__(self) -> None:
+        unknown = set(self.transports) - set(get_args(Transport))
+        if unknown:
+            raise ConfigError(
+                f"--transport must be one of {', '.join(get_args(Transport))}, not {min(unknown)!r}"
+            )
         if BASELINE not in self.planners:
             raise ConfigError(f"--planners needs {BASELINE!r}: everything is compared with it")
 
@@ -39,6 +47,7 @@ class ServeOptions:
 class Slice:
     """One planner's turn in one round."""
 
+    transport: Transport
     concurrency: int
     planner: str
     round: int
@@ -50,6 +59,7 @@ class Slice:
 class Summary:
     """One planner at one concurrency, over all rounds."""
 
+    transport: Transport
     concurrency: int
     planner: str
     tokens: int
@@ -58,8 +68,8 @@ class Summary:
     ratio: float  # median over rounds of throughput / the baseline's in the same round
     lowest_ratio: float
     accepted_by_domain: dict[str, float]  # accepted length, pooled over decode steps
-    verified_length: float
-    accepted_length: float
+    verified_length: float  # 1 + admitted, mean over decoding rows
+    accepted_length: float  # 1 + accepted, mean over decoding rows
     trimmed_share: float  # of the proposed tokens
     step_ms: float  # wall milliseconds of a step, at its mean batch
     batch_tokens: float
@@ -73,14 +83,33 @@ def run(
     options: ServeOptions,
     log_file: Path,
     progress: Callable[[str], None],
-) -> list[Summary]:
+) -> tuple[list[Summary], list[Answer]]:
     """Measure; `prompts` are dealt out over the rounds in order, and start again if they run out.
+
+    Returns the summaries, and the baseline's answers.
 
     Raises:
         WorkerUnavailableError: the services could not be started.
         DSparkError: a request failed.
     """
     slices: list[Slice] = []
+    for transport in options.transports:
+        own = settings.model_copy(update={"transport": transport})
+        slices += _measure(own, prompts, options, log_file, progress)
+    kinds = product(options.transports, options.concurrencies, options.planners)
+    plain = [a for s in slices if s.planner == BASELINE for a in s.load.answers]
+    return [_summarise(slices, *kind) for kind in kinds], plain
+
+
+def _measure(
+    settings: Settings,
+    prompts: Sequence[Prompt],
+    options: ServeOptions,
+    log_file: Path,
+    progress: Callable[[str], None],
+) -> list[Slice]:
+    slices: list[Slice] = []
+    transport = settings.transport
     with running_system(settings, options.planners, log_file) as urls:
         for url in urls.values():  # first touch of every buffer is not what is measured
             _answer(url, prompts[:2], 2, replace(options, max_tokens=32))
@@ -96,16 +125,13 @@ def run(
                     before = scrape(url)
                     load = _answer(url, hand, concurrency, options)
                     totals = step_totals(before, scrape(url))
-                    slices.append(Slice(concurrency, planner, number, load, totals))
+                    slices.append(Slice(transport, concurrency, planner, number, load, totals))
                     progress(
-                        f"concurrency {concurrency}, round {number + 1}/{options.rounds}, "
-                        f"{planner}: {load.throughput:.1f} tok/s"
+                        f"{transport}, concurrency {concurrency}, "
+                        f"round {number + 1}/{options.rounds}, {planner}: "
+                        f"{load.throughput:.1f} tok/s"
                     )
-    return [
-        _summarise(slices, concurrency, planner)
-        for concurrency in options.concurrencies
-        for planner in options.planners
-    ]
+    return slices
 
 
 def to_json(settings: Settings, options: ServeOptions, summaries: list[Summary]) -> dict[str, Any]:
@@ -144,21 +170,21 @@ class _Dealer:
         return hand
 
 
-def _summarise(slices: list[Slice], concurrency: int, planner: str) -> Summary:
-    own = [s for s in slices if (s.concurrency, s.planner) == (concurrency, planner)]
-    base = {
-        s.round: s.load.throughput
-        for s in slices
-        if (s.concurrency, s.planner) == (concurrency, BASELINE)
-    }
+def _summarise(
+    slices: list[Slice], transport: Transport, concurrency: int, planner: str
+) -> Summary:
+    peers = [s for s in slices if (s.transport, s.concurrency) == (transport, concurrency)]
+    own = [s for s in peers if s.planner == planner]
+    base = {s.round: s.load.throughput for s in peers if s.planner == BASELINE}
     ratios = [s.load.throughput / base[s.round] for s in own]
     answers = [answer for s in own for answer in s.load.answers]
     tokens = sum(answer.tokens for answer in answers)
     seconds = sum(s.load.seconds for s in own)
     steps = sum(s.totals.steps for s in own)
-    rows = [(s.totals, len(s.load.answers)) for s in own]
+    rows = max(sum(s.totals.decoding_rows for s in own), 1)
     proposed = sum(s.totals.proposed for s in own)
     return Summary(
+        transport=transport,
         concurrency=concurrency,
         planner=planner,
         tokens=tokens,
@@ -167,11 +193,11 @@ def _summarise(slices: list[Slice], concurrency: int, planner: str) -> Summary:
         ratio=statistics.median(ratios),
         lowest_ratio=min(ratios),
         accepted_by_domain=accepted_by_domain(answers),
-        verified_length=_mean([(t.verified_length, n) for t, n in rows]),
-        accepted_length=_mean([(t.accepted_length, n) for t, n in rows]),
+        verified_length=1 + sum(s.totals.admitted for s in own) / rows,
+        accepted_length=1 + sum(s.totals.accepted for s in own) / rows,
         trimmed_share=sum(s.totals.trimmed for s in own) / max(proposed, 1),
         step_ms=1e3 * seconds / steps,
-        batch_tokens=_mean([(t.batch_tokens, t.steps) for t, _ in rows]),
+        batch_tokens=sum(s.totals.batch_tokens * s.totals.steps for s in own) / steps,
         overhead=1 - sum(s.totals.model_seconds for s in own) / seconds,
         part_ms={
             part: 1e3 * sum(s.totals.part_seconds[part] for s in own) / steps
@@ -189,7 +215,3 @@ def accepted_by_domain(answers: Sequence[Answer]) -> dict[str, float]:
         steps = sum(a.decode_steps for a in own)
         result[domain] = (sum(a.accepted for a in own) + steps) / max(steps, 1)
     return result
-
-
-def _mean(weighted: Sequence[tuple[float, float]]) -> float:
-    return sum(value * weight for value, weight in weighted) / sum(w for _, w in weighted)

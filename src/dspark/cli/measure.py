@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -38,33 +38,44 @@ def bench_serve(
         "none",
         "causal",
     ],
+    transports: Annotated[
+        list[str], typer.Option("--transport", help="grpc or inproc; repeatable")
+    ] = ["grpc"],  # noqa: B006
     rounds: Annotated[int, typer.Option(min=1, help="turns of every planner")] = 3,
     max_tokens: MaxTokens = 128,
     temperature: Annotated[float, typer.Option(help="0: greedy")] = 0.0,
+    ngram_data: Annotated[
+        Path | None,
+        typer.Option(help="response cache to count a 4-gram table on, to compare drafts with"),
+    ] = None,
     out: Out = None,
 ) -> None:
     """Planners against each other under load. Settings come from DSPARK_* variables."""
     from dspark.bench import serving
+    from dspark.bench.table import table_scores
 
     with one_line_errors():
         settings = load_settings()
         options = serving.ServeOptions(
+            transports=cast(Any, tuple(transports)),
             concurrencies=tuple(concurrencies),
             planners=tuple(planners),
             rounds=rounds,
             max_tokens=max_tokens,
             temperature=temperature,
         )
-        summaries = serving.run(
+        summaries, plain = serving.run(
             settings, _load(prompts), options, _log_file("bench"), _progress.print
         )
+        scores = None if ngram_data is None else table_scores(settings, ngram_data, plain)
     domains = sorted({domain for row in summaries for domain in row.accepted_by_domain})
     table = Table(
-        "conc.", "planner", "tok/s", "ratio", "lowest", "user tok/s", "verified", "accepted",
-        "trimmed", "step ms", "overhead", *domains,
+        "transport", "conc.", "planner", "tok/s", "ratio", "lowest", "user tok/s", "verified",
+        "accepted", "trimmed", "step ms", "overhead", *domains,
     )  # fmt: skip
     for row in summaries:
         table.add_row(
+            row.transport,
             str(row.concurrency),
             row.planner,
             f"{row.throughput:.1f}",
@@ -78,9 +89,15 @@ def bench_serve(
             f"{row.overhead:.1%}",
             *(f"{row.accepted_by_domain.get(domain, float('nan')):.2f}" for domain in domains),
         )
+    if scores is not None:
+        blank = [""] * (len(table.columns) - len(domains) - 3)
+        figures = (f"{scores[domain].accepted_length:.2f}" for domain in domains)
+        table.add_row("", "", "4-gram table", *blank, *figures)
     Console().print(table)
     if out is not None:
-        out.write_text(json.dumps(serving.to_json(settings, options, summaries), indent=2) + "\n")
+        results = serving.to_json(settings, options, summaries)
+        results["ngram_table"] = {name: asdict(score) for name, score in (scores or {}).items()}
+        out.write_text(json.dumps(results, indent=2) + "\n")
 
 
 @evaluate.command("exactness")

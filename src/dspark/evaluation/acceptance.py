@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from dspark.data import Prompt
 from dspark.modeling.drafters.checkpoint import load_drafter
 from dspark.modeling.targets import Progress, resolve_target, silent
@@ -18,6 +16,7 @@ from dspark.training.ngram_table import NgramTable
 from dspark.training.prompt_queue import Source
 from dspark.training.regenerate import RegenerateOptions, regenerate
 from dspark.training.shards import ResponseCache
+from dspark.training.starts import responses as responses_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +61,7 @@ def measure(
     by_drafter = evaluate(answers, lambda s, at: draft_greedily(model, s, at).tokens, size)
     if training_data is None:
         return Acceptance(by_drafter, None)
-    table = NgramTable.fit(
-        (sequence.ids.numpy().astype(np.int64), sequence.loss_mask.numpy().astype(bool))
-        for sequence in ResponseCache(training_data, split="train")
-    )
+    table = NgramTable.fit(responses_of(ResponseCache(training_data, split="train")))
     return Acceptance(by_drafter, evaluate(answers, table_drafter(table, size), size))
 
 

@@ -18,6 +18,8 @@ from dspark.core.errors import ConfigError
 
 ENV_PREFIX = "DSPARK_"
 
+Transport = Literal["grpc", "inproc"]
+
 Port = Annotated[int, Field(ge=0, le=65535)]
 Count = Annotated[int, Field(ge=1)]
 Duration = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -49,7 +51,7 @@ class Settings(BaseModel):
     )
 
     # Where
-    transport: Literal["grpc", "inproc"] = Field(
+    transport: Transport = Field(
         "grpc", description="workers as processes of their own, or inside the scheduler"
     )
     host: str = Field("127.0.0.1", description="address every service listens on")

@@ -1,0 +1,58 @@
+"""The serving bench on the tiny models, through real processes: do its figures add up?"""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dspark.bench.serving import ServeOptions, run
+from dspark.bench.table import table_scores
+from dspark.core.errors import ConfigError
+from dspark.data import load_prompts
+from dspark.ops.settings import load_settings
+from dspark.training.shards import CachedSequence, SequenceInfo, ShardWriter
+
+
+def test_a_run_over_both_transports(tiny_settings_argv: list[str], tmp_path: Path) -> None:
+    settings = load_settings(tiny_settings_argv, {})
+    prompts = [prompt for prompt in load_prompts() if len(prompt.prompt) <= 200]
+    options = ServeOptions(
+        transports=("grpc", "inproc"),
+        concurrencies=(2,),
+        planners=("none", "fixed:2"),
+        rounds=1,
+        prompts_per_client=1,
+        max_tokens=16,
+    )
+    summaries, plain = run(settings, prompts, options, tmp_path / "log", print)
+    assert [(s.transport, s.planner) for s in summaries] == [
+        (transport, planner) for transport in options.transports for planner in options.planners
+    ]
+    assert len({s.tokens for s in summaries}) == 1  # the same prompts, and the same answers
+    assert sum(answer.tokens for answer in plain) == 2 * summaries[0].tokens
+    for summary in summaries:
+        drafting = summary.planner == "fixed:2"
+        assert summary.ratio == 1.0 or drafting
+        assert 0 < summary.overhead < 1
+        assert (summary.accepted_length > 1) == drafting
+        assert summary.accepted_length <= summary.verified_length <= 1 + 2 * drafting
+        # Almost every step has an anchor and, where drafts are made, two more rows for each client.
+        assert summary.batch_tokens > 2 * drafting
+
+    # A table that was counted on these very answers predicts most of them.
+    writer = ShardWriter(tmp_path / "responses")
+    for answer in plain:
+        ids = torch.tensor(answer.token_ids, dtype=torch.int32)
+        empty = torch.empty(len(ids), 0, dtype=torch.bfloat16)
+        info = SequenceInfo(answer.prompt.id, answer.prompt.domain, 0.0, "train", "length")
+        ones = torch.ones(len(ids), dtype=torch.uint8)
+        writer.add(CachedSequence(info, ids, ones, empty, empty, torch.zeros(len(ids))))
+    writer.flush()
+    scores = table_scores(settings, tmp_path / "responses", plain)
+    assert set(scores) == {*summaries[0].accepted_by_domain, "all"}
+    assert scores["all"].accepted_length > 2
+
+
+def test_an_unknown_transport_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"one of grpc, inproc, not 'pigeon'"):
+        ServeOptions(transports=("pigeon",))  # type: ignore[arg-type]
