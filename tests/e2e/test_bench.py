@@ -13,6 +13,7 @@ from dspark.ops.settings import load_settings
 from dspark.training.shards import CachedSequence, SequenceInfo, ShardWriter
 
 
+@pytest.mark.timeout(600)
 def test_a_run_over_both_transports(tiny_settings_argv: list[str], tmp_path: Path) -> None:
     settings = load_settings(tiny_settings_argv, {})
     prompts = [prompt for prompt in load_prompts() if len(prompt.prompt) <= 200]
