@@ -50,20 +50,25 @@ def compare(
     concurrencies: Sequence[int] = (1, 16),
     max_tokens: int = 128,
 ) -> list[Comparison]:
-    """Decode plainly at concurrency 1, then speculatively at each of `concurrencies`.
+    """Decode plainly, as many prompts at once as ever, then speculatively at each of
+    `concurrencies`.
 
-    Above 1, other requests join and are broken off all the time while the compared ones run.
+    Above 1, other requests join and are broken off all the time while the speculative ones run.
 
     Raises:
         WorkerUnavailableError: the services could not be started.
     """
     comparisons = []
     with running_system(settings, (PLAIN, SPECULATIVE, ALWAYS), log_file) as urls:
-        plain = asyncio.run(_answers(urls[PLAIN], prompts, 1, max_tokens))
+        together = max(concurrencies)
+        plain = asyncio.run(_answers(urls[PLAIN], prompts, together, max_tokens, churning=False))
         progress(f"{settings.precision}: {len(plain)} plain answers")
         for planner in (SPECULATIVE, ALWAYS):
             for concurrency in concurrencies:
-                answers = asyncio.run(_answers(urls[planner], prompts, concurrency, max_tokens))
+                churning = concurrency > 1
+                answers = asyncio.run(
+                    _answers(urls[planner], prompts, concurrency, max_tokens, churning=churning)
+                )
                 result = _compared(settings.precision, planner, concurrency, plain, answers)
                 comparisons.append(result)
                 progress(
@@ -74,9 +79,9 @@ def compare(
 
 
 async def _answers(
-    url: str, prompts: Sequence[Prompt], concurrency: int, max_tokens: int
+    url: str, prompts: Sequence[Prompt], concurrency: int, max_tokens: int, *, churning: bool
 ) -> Sequence[Answer]:
-    churn = asyncio.create_task(_churn(url, prompts)) if concurrency > 1 else None
+    churn = asyncio.create_task(_churn(url, prompts)) if churning else None
     try:
         load = await closed_loop(
             url, prompts, concurrency=concurrency, max_tokens=max_tokens, temperature=0.0

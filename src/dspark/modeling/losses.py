@@ -9,7 +9,9 @@ that mass enters L1 as it is and the confidence label ``c* = sum_v min(p_v, q_v)
 it as unreachable. A label outside D has no cross-entropy and leaves that term, weight and all.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from dspark.modeling.head import LocalHead
+from dspark.modeling.linear import Fp16WeightLinear, Precision
 
 CHUNK_ROWS = 64
 """Rows of draft logits alive at once: few enough for them to stay in the cache."""
@@ -60,12 +63,20 @@ class BlockLoss:
 
 
 class FrozenHead:
-    """The target head's rows of the draft vocabulary, in the two layouts its products want."""
+    """The target head's rows of the draft vocabulary.
 
-    def __init__(self, weight: Tensor) -> None:
+    Its two products towards logits are a third of a training step. They run in the precision that
+    the same head has when it serves; gradients go back through the fp32 weight.
+    """
+
+    def __init__(self, weight: Tensor, precision: Precision = "fp32") -> None:
         """weight: [D, d]."""
         self.weight = weight.detach().float().contiguous()
-        self.transposed = self.weight.T.contiguous()
+        self.logits: Callable[[Tensor], Tensor] = (
+            partial(torch.nn.functional.linear, weight=self.weight)
+            if precision == "fp32"
+            else Fp16WeightLinear(self.weight)
+        )
 
 
 def position_weights(block_size: int, loss_decay: float) -> Tensor:
@@ -145,14 +156,14 @@ class _Distillation(torch.autograd.Function):
         grad_out = torch.zeros_like(markov_out)
         for start in range(0, rows, CHUNK_ROWS):
             part = slice(start, start + CHUNK_ROWS)
-            logits = torch.addmm(markov[part] @ markov_out.T, hidden[part], head.transposed)
+            logits = head.logits(hidden[part]).addmm_(markov[part], markov_out.T)
             label = target.label[part, None]
             known = label >= 0
             label = label.clamp(min=0)
             q = torch.softmax(logits, -1, out=logits)
             ce[part] = (-q.gather(1, label).clamp(min=_TINY).log() * known)[:, 0]
 
-            p = target.hidden[part] @ head.transposed
+            p = head.logits(target.hidden[part])
             p.sub_(target.log_normalizer[part, None]).exp_()
             outside = (1 - p.sum(-1)).clamp_(min=0)
             gap = torch.sub(q, p, out=p)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dspark.modeling.drafters.dspark import DSparkModel
+from dspark.modeling.linear import resolve_precision
 from dspark.modeling.losses import (
     BlockLoss,
     DraftRows,
@@ -35,7 +36,7 @@ class TeacherForcing:
 
     def __init__(self, model: DSparkModel, weights: LossWeights, loss_decay: float) -> None:
         self.model = model
-        self._head = FrozenHead(model.head)
+        self._head = FrozenHead(model.head, resolve_precision("auto"))
         self._columns = torch.from_numpy(column_of(model))
         self._weights = weights
         self._row_weights = position_weights(model.config.block_size, loss_decay)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from dspark.modeling import losses
 from dspark.modeling.head import LocalHead
+from dspark.modeling.linear import resolve_precision
 from dspark.modeling.losses import DraftRows, FrozenHead, LossWeights, TargetRows, block_loss
 
 V, D, RANK, HIDDEN, ROWS = 40, 24, 5, 8, 150  # full vocabulary, draft vocabulary, ...
@@ -127,3 +128,19 @@ def test_log_normalizer_covers_the_full_vocabulary() -> None:
         losses.log_normalizer(head, world.target_hidden),
         (world.target_hidden @ world.target_head.T).logsumexp(-1),
     )
+
+
+@pytest.mark.skipif(
+    resolve_precision("auto") != "fp16w", reason="this machine does not keep weights in fp16"
+)
+def test_a_head_in_fp16_gives_nearly_the_same_loss_and_gradients() -> None:
+    """Its weights are rounded to 11 bits, so logits near 10 move by about 5e-3."""
+    plain, rounded = World(draft_size=5), World(draft_size=5)
+    rounded.head = FrozenHead(rounded.target_head[:5], "fp16w")
+    expected, got = (world.loss(LossWeights()) for world in (plain, rounded))
+    torch.testing.assert_close(got.total, expected.total, rtol=1e-2, atol=1e-2)
+    assert not torch.equal(got.total, expected.total)
+    for loss in (expected, got):
+        loss.total.backward()
+    for left, right in zip(rounded.leaves, plain.leaves, strict=True):
+        torch.testing.assert_close(left.grad, right.grad, rtol=0.1, atol=1e-2)
