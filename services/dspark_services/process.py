@@ -8,6 +8,7 @@ import secrets
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 from dspark.core.errors import DSparkError
@@ -18,6 +19,8 @@ log = logging.getLogger(__name__)
 
 REFUSED = 2  # exit status: started wrongly, starting again will not help
 CRASHED = 1
+
+KILL_AFTER_SECONDS = 5.0  # beyond the grace that requests in flight get
 
 
 def new_incarnation() -> int:
@@ -31,6 +34,8 @@ def start(service: str, argv: Sequence[str] | None) -> Settings:
     settings = load_settings(arguments, program=f"dspark-{service}")
     configure_logging(service, settings.log_level)
     log.info("settings", extra=settings.model_dump())
+    if settings.supervised:
+        _stop_with_stdin(settings.shutdown_grace)
     return settings
 
 
@@ -50,6 +55,23 @@ def one_line_failures(service: str) -> Iterator[None]:
         logging.shutdown()
         # A model's thread may be in the middle of a step; nobody waits for it any more.
         os._exit(CRASHED)
+
+
+def _stop_with_stdin(grace: float) -> None:
+    """Stop this process, as SIGTERM would, once the other end of its stdin is closed.
+
+    The system closes it however the process at that end dies. What has not stopped after ``grace``
+    seconds and a few ends without: nobody is there any more to kill it.
+    """
+
+    def watch() -> None:
+        while os.read(sys.stdin.fileno(), 1024):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(grace + KILL_AFTER_SECONDS)
+        os._exit(CRASHED)
+
+    threading.Thread(target=watch, name="stdin", daemon=True).start()
 
 
 def stop_on_signals() -> asyncio.Event:

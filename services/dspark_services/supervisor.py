@@ -18,14 +18,18 @@ from dspark.modeling.targets import resolve_target
 from dspark.ops.ports import place
 from dspark.ops.processes import service_command, service_environment
 from dspark.ops.settings import Settings, load_settings
-from dspark_services.process import REFUSED, one_line_failures, stop_on_signals
+from dspark_services.process import (
+    KILL_AFTER_SECONDS,
+    REFUSED,
+    one_line_failures,
+    stop_on_signals,
+)
 
 log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_SECONDS = 0.5
 _LONGEST_BACKOFF_SECONDS = 15.0
 _STABLE_SECONDS = 60.0  # a process that lived this long earned its restarts back
-_KILL_AFTER_SECONDS = 5.0  # beyond the grace that requests in flight get
 
 
 @dataclass(slots=True)
@@ -42,6 +46,7 @@ class Service:
         self.process = await asyncio.create_subprocess_exec(
             *service_command(self.name),
             env=self.environment,
+            stdin=asyncio.subprocess.PIPE,  # never written to: it closes when this process dies
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
@@ -91,7 +96,7 @@ async def supervise(settings: Settings) -> int:
     stop.set()
     announcing.cancel()
     *workers, scheduler = services
-    grace = settings.shutdown_grace + _KILL_AFTER_SECONDS
+    grace = settings.shutdown_grace + KILL_AFTER_SECONDS
     await scheduler.stop(grace)  # first: the workers have to finish what is in flight
     await asyncio.gather(*(worker.stop(grace) for worker in workers))
     await asyncio.wait(watchers)
@@ -159,7 +164,7 @@ async def _announce(settings: Settings, ready: asyncio.Event) -> None:
 
 def _services(settings: Settings) -> list[Service]:
     """In the order they are started, the scheduler last."""
-    environment = service_environment(settings)
+    environment = service_environment(settings.model_copy(update={"supervised": True}))
     services = []
     if settings.transport == "grpc":
         services.append(Service("verifier", 3, environment))

@@ -17,6 +17,8 @@ from dspark.core.errors import (
     ConfigError,
     HandshakeError,
     InvalidRequestError,
+    MessageTooLargeError,
+    OutOfBlocksError,
     UnknownSequenceError,
     WorkerUnavailableError,
 )
@@ -240,6 +242,81 @@ async def test_a_defect_in_the_worker_counts_as_unavailable_once() -> None:
         with pytest.raises(WorkerUnavailableError):
             await port.draft(DraftBatch(1, ()))
         assert (await port.draft(DraftBatch(2, ()))).step == 2
+
+
+async def test_a_full_cache_is_no_message_that_is_too_large(
+    target: TargetWorker, key: SequenceKey
+) -> None:
+    """gRPC has a status of its own for the latter, which ours must not share."""
+    keys = [SequenceKey(key.incarnation, index) for index in range(9)]
+    most = target.info.max_context
+    rows = [VerifyRow(k, len(PROMPT), 1, OpenSequence(PROMPT, GREEDY, most)) for k in keys]
+    async with verifier_port("grpc", target) as verifier:
+        with pytest.raises(OutOfBlocksError, match="KV blocks are needed"):
+            await verifier.verify(VerifyBatch(1, tuple(rows)))
+        await verifier.verify(VerifyBatch(2, (), close=tuple(keys)))
+
+
+@pytest.fixture
+def small_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for a few tokens' features (64 bytes each), a dozen closes, or one row of a batch."""
+    monkeypatch.setattr(wire_transport, "MAX_MESSAGE_BYTES", 250)
+
+
+@pytest.mark.usefixtures("small_messages")
+async def test_a_step_and_features_too_large_for_a_message_go_in_several(
+    target: TargetWorker, drafter: DraftWorker, key: SequenceKey
+) -> None:
+    keys = [SequenceKey(key.incarnation, index) for index in range(5)]
+    rows = [replace(opening(k).rows[0]) for k in keys]
+    drafts = []
+    async with verifier_port("grpc", target) as verifier, drafter_port("grpc", drafter) as port:
+        reply = await verifier.verify(VerifyBatch(1, tuple(rows)))
+        assert [verdict.key for verdict in reply.verdicts] == keys
+        assert reply.batch_tokens == len(PROMPT) * len(keys)
+        assert {verdict.features for verdict in reply.verdicts} == {b""}  # to be asked for
+        for step, verdict in enumerate(reply.verdicts, start=1):
+            features = await verifier.features(verdict.key, 0, len(PROMPT))
+            assert features == target.features(verdict.key, 0, len(PROMPT))
+            row = DraftRow(verdict.key, 0, (*PROMPT, verdict.next_token), features, 3, GREEDY)
+            (drafted,) = (await port.draft(DraftBatch(step, (row,)))).drafts
+            other = replace(row, key=SequenceKey(key.incarnation, 99))  # in one piece
+            drafts.append((drafted, drafter.draft(DraftBatch(step, (other,))).drafts[0]))
+    for ours, whole in drafts:
+        assert ours.tokens.tolist() == whole.tokens.tolist()
+        assert ours.confidence_logits == pytest.approx(whole.confidence_logits, abs=1e-5)
+
+
+@pytest.mark.usefixtures("small_messages")
+async def test_a_row_too_large_for_a_message_is_named_and_the_stream_goes_on(
+    target: TargetWorker, drafter: DraftWorker, key: SequenceKey
+) -> None:
+    long = (3,) * 300
+    too_large = SequenceKey(key.incarnation, 7)
+    row = VerifyRow(too_large, len(long), 1, OpenSequence(long, GREEDY, 310))
+    async with verifier_port("grpc", target) as verifier:
+        with pytest.raises(MessageTooLargeError, match=r"step 1 .* verifier .* holds 250") as error:
+            await verifier.verify(VerifyBatch(1, (*opening(key).rows, row)))
+        assert error.value.key == too_large
+        assert (await verifier.verify(opening(key))).verdicts[0].status is RowStatus.OK
+    async with drafter_port("grpc", drafter) as port:
+        row = DraftRow(key, 0, (1,), bytes(300), 3, GREEDY)
+        with pytest.raises(MessageTooLargeError, match="drafter"):
+            await port.draft(DraftBatch(1, (row,)))
+        assert (await port.draft(DraftBatch(2, ()))).step == 2
+
+
+async def test_a_peer_with_another_limit_is_no_full_cache() -> None:
+    """The status that gRPC itself ends a call with, here for a reply over the client's limit."""
+    async with drafter_port("grpc", TalkativeDrafter()) as port:
+        with pytest.raises(MessageTooLargeError, match=r"larger than max"):
+            await port.draft(DraftBatch(1, ()))
+
+
+class TalkativeDrafter:
+    def draft(self, batch: DraftBatch) -> DraftReply:
+        hidden = bytes(65 * 2**20)
+        return DraftReply(batch.step, (replace(draft(SequenceKey(1, 1)), hidden=hidden),), 0.0)
 
 
 async def test_nobody_there_is_unavailable() -> None:

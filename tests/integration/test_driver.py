@@ -9,12 +9,28 @@ from dspark_services.compute import ComputeThread
 from dspark_services.models import load_draft_worker, load_target_worker
 from dspark_services.scheduler.inproc import InprocDrafter, InprocVerifier
 
-from dspark.core.errors import InvalidRequestError, OverloadedError, WorkerUnavailableError
+from dspark.core.cost import StepCost
+from dspark.core.errors import (
+    InvalidRequestError,
+    MessageTooLargeError,
+    OverloadedError,
+    WorkerUnavailableError,
+)
 from dspark.core.planner import NonePlanner
 from dspark.core.types import DrafterInfo, VerifyBatch, VerifyReply
 from dspark.engine.admission import Limits
+from dspark.engine.events import GateState
 from dspark.ops.settings import Settings, load_settings
-from tests.support.system import Losable, Reference, collect, request, running_driver, until
+from dspark.wire import transport as transport_limits
+from tests.support.system import (
+    COST,
+    Losable,
+    Reference,
+    collect,
+    request,
+    running_driver,
+    until,
+)
 from tests.support.workers import Transport, drafter_port, verifier_port
 
 pytestmark = pytest.mark.timeout(60)
@@ -100,6 +116,76 @@ async def test_an_unfit_drafter_is_refused_aloud_and_a_fit_one_taken(
         assert not driver.status.drafter_ready
         drafter.port.handshake = real
         await until(lambda: driver.status.drafter_ready)
+
+
+async def test_a_drafter_that_joins_late_is_timed_between_steps_before_it_drafts(
+    verifier: Losable, drafter: Losable, expected: list[list[int]]
+) -> None:
+    real, verifying, steps_between = verifier.port.verify, False, []
+
+    async def watched(batch: VerifyBatch) -> VerifyReply:
+        nonlocal verifying
+        verifying = True
+        reply = await real(batch)
+        verifying = False
+        return reply
+
+    async def time_drafter(info: DrafterInfo, turn: asyncio.Lock) -> StepCost:
+        for _ in range(5):
+            async with turn:
+                await asyncio.sleep(0.01)
+                assert not verifying
+                steps_between.append(len(recorder.steps))
+        assert recorder.proposed == 0
+        return COST
+
+    verifier.port.verify = watched
+    drafter.gone = True
+    unknown = replace(COST, draft=None)
+    async with running_driver(verifier, drafter, cost=unknown, time_drafter=time_drafter) as (
+        driver,
+        recorder,
+    ):
+        streams = [driver.submit(request(prompt, LENGTH)) for prompt in PROMPTS]
+        answers = asyncio.gather(*map(collect, streams))
+        await until(lambda: len(recorder.steps) > 3)
+        drafter.gone = False
+        await until(lambda: driver.status.drafter_ready)
+        assert driver.cost == COST
+        assert await answers == expected
+        assert recorder.proposed > 0
+        assert len(set(steps_between)) == len(steps_between)  # a step after each call
+
+
+async def test_a_drafter_of_unknown_cost_drafts_nothing(
+    verifier: Losable, drafter: Losable, expected: list[list[int]]
+) -> None:
+    """Its drafts would seem to be free."""
+    async with running_driver(verifier, drafter, cost=replace(COST, draft=None)) as (driver, seen):
+        await until(lambda: driver.status.drafter_ready)
+        assert driver.status.gate.state is GateState.NO_DATA
+        assert await collect(driver.submit(request(PROMPTS[0], LENGTH))) == expected[0]
+        assert seen.proposed == 0
+
+
+async def test_a_request_too_large_for_a_message_fails_alone(
+    settings: Settings, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport_limits, "MAX_MESSAGE_BYTES", 700)
+    async with (
+        verifier_port("grpc", load_target_worker(settings)) as verifier,
+        drafter_port("grpc", load_draft_worker(settings)) as drafter,
+        running_driver(verifier, drafter) as (driver, recorder),
+    ):
+        await until(lambda: driver.status.drafter_ready)
+        streams = [driver.submit(request(prompt, 16)) for prompt in PROMPTS[:4]]
+        await until(lambda: recorder.proposed > 0)
+        too_large = driver.submit(request([200] * 450, 4))
+        with pytest.raises(MessageTooLargeError, match=r"takes \d+ bytes, and .* holds 700"):
+            await collect(too_large)
+        answers = await asyncio.gather(*map(collect, streams))
+        assert answers == [tokens[:16] for tokens in expected[:4]]
+        assert recorder.fallbacks == []
 
 
 async def test_a_restarted_verifier_gets_every_sequence_again(

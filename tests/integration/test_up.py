@@ -5,17 +5,20 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import httpx
 import pytest
 
+from dspark.core.errors import ConfigError
+from dspark.ops.ports import listening_socket
 from tests.support.processes import exit_status, running
 from tests.support.tiny import tiny_drafter, tiny_target
 
 pytestmark = pytest.mark.slow
 
+WORKERS = ("verifier", "drafter")
 PROMPTS = [f"Prompt number {index}, " * (1 + index % 3) for index in range(8)]
 
 
@@ -44,6 +47,14 @@ async def more_proposed(client: httpx.AsyncClient, count: float) -> bool:
 
 async def complete_system(client: httpx.AsyncClient) -> bool:
     return not (await client.get("/ready")).json()["missing"]
+
+
+async def all_free(ports: Sequence[int]) -> bool:
+    with contextlib.suppress(ConfigError):
+        for port in ports:
+            listening_socket("127.0.0.1", port).close()
+        return True
+    return False
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]], seconds: float = 120.0) -> None:
@@ -88,6 +99,18 @@ async def test_a_killed_drafter_fails_no_request_and_comes_back(
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, 0)
                 pytest.fail(f"process {pid} was left behind: {up.lines[-10:]}")
+
+
+async def test_nothing_outlives_a_supervisor_that_is_killed(tiny_settings_argv: list[str]) -> None:
+    async with running("supervisor", *tiny_settings_argv) as up:
+        url = (await up.line(r"^Ready: (\S+)$"))[1]
+        workers = [await up.line(rf"^{name} +\|.* serving port=(\d+)") for name in WORKERS]
+        ports = [int(url.rsplit(":", 1)[1]), *(int(match[1]) for match in workers)]
+        for port in ports:
+            with pytest.raises(ConfigError, match=str(port)):
+                listening_socket("127.0.0.1", port)
+        up.process.kill()
+        await eventually(lambda: all_free(ports), 60)
 
 
 async def test_a_drafter_that_does_not_fit_stops_the_start_with_one_line(

@@ -1,5 +1,6 @@
 """The rejection rule commits exactly the target's law; and a biased rule is caught."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -8,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dspark.core.cost import Curve, StepCost
-from dspark.core.planner import CausalPlanner, StepLoad
-from dspark.core.survival import CurrentScores
+from dspark.core.planner import CapacityPlanner, CausalPlanner, StepLoad
+from dspark.core.survival import CurrentScores, DeterminedScores, HistoricalScores
 from tests.support.enumeration import Context, Model, Weights, model_law, output_law
 
 VOCABULARY = 3
@@ -73,19 +74,32 @@ class TestCounterExample:
         """c_1 = 0.8 for both tokens (it is the overlap of p and q); c_2 depends on x_1."""
         return [0.8, 0.8 * (0.9 if draft[0] == 0 else 0.0)]
 
+    load = StepLoad(1, 0, np.array([2]), np.ones(1), capacity=2, drafted=False)
+
     def causal(self, draft: Context) -> int:
-        load = StepLoad(1, 1, 0, np.array([2]), 100, drafted=False)
-        return int(CausalPlanner().plan(CurrentScores([self.survival(draft)]), load, self.cost)[0])
+        scores = CurrentScores([self.survival(draft)])
+        return int(CausalPlanner().plan(scores, self.load, self.cost)[0])
+
+    def capacity(self, draft: Context) -> int:
+        """An earlier block made two tokens the best; that holds whatever is drafted now."""
+        earlier = HistoricalScores([self.survival((0, 0))])
+        capacity = CapacityPlanner().outlook(earlier, self.load, self.cost).capacity
+        assert capacity == 2
+        scores = CurrentScores([self.survival(draft)])
+        load = replace(self.load, capacity=capacity)
+        return int(CapacityPlanner().plan(scores, load, self.cost)[0])
 
     def search(self, draft: Context) -> int:
-        """The best length for the current scores, wherever it lies."""
-        seconds = self.cost.verify_seconds(np.arange(1, 4), 0, 0)
-        return int(np.argmax((1 + np.cumsum([0, *self.survival(draft)])) / seconds))
+        """The search where it is forbidden: the best length for the current scores, wherever it
+        lies. The scores have to be passed off as those of a greedy step."""
+        scores = DeterminedScores([self.survival(draft)])
+        return int(CapacityPlanner().plan(scores, self.load, self.cost)[0])
 
     @pytest.mark.parametrize(
         ("plan", "law"),
         [
             ("causal", {(0,): Fraction(7, 10), (1,): Fraction(3, 10)}),
+            ("capacity", {(0,): Fraction(7, 10), (1,): Fraction(3, 10)}),
             ("search", {(0,): Fraction(17, 20), (1,): Fraction(3, 20)}),
         ],
     )

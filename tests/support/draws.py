@@ -13,11 +13,11 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from dspark_services.models import load_draft_worker, load_target_worker
-from dspark_services.scheduler.startup import make_planner
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from dspark.core.cost import Curve, StepCost
+from dspark.core.planner import parse_planner
 from dspark.core.sampling import transform
 from dspark.core.types import SamplingParams
 from dspark.engine.admission import Limits
@@ -111,7 +111,7 @@ async def _draw(settings: Settings, run: Run) -> Draws:
         running_driver(
             verifier,
             drafter,
-            planner=make_planner(run.planner),
+            planner=parse_planner(run.planner),
             cost=COST,
             limits=LIMITS,
             max_waiting=len(run.requests) + 1,

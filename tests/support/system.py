@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from dspark_services.process import new_incarnation
-from dspark_services.scheduler.driver import Driver
+from dspark_services.scheduler.driver import DrafterTiming, Driver
 from dspark_services.scheduler.observer import StepTiming
 from dspark_services.scheduler.streams import EventStream
 from transformers import AutoModelForCausalLM
@@ -137,6 +137,7 @@ async def running_driver(
     limits: Limits = LIMITS,
     verifier_deadline: float = 30.0,
     max_waiting: int = 100,
+    time_drafter: DrafterTiming | None = None,
 ) -> AsyncIterator[tuple[Driver, Recorder]]:
     """A driver in its loop, ``Recorder.loop``."""
     target = await verifier.handshake()
@@ -155,6 +156,7 @@ async def running_driver(
         drafter,
         verifier_deadline=verifier_deadline,
         max_waiting=max_waiting,
+        time_drafter=time_drafter,
         observer=recorder,
     )
     recorder.loop = asyncio.create_task(driver.run())

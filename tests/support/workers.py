@@ -47,12 +47,12 @@ async def verifier_port(
 
 
 @contextmanager
-def drafter_server(worker: Any) -> Iterator[str]:
+def drafter_server(worker: Any, endpoint: str = "127.0.0.1:0") -> Iterator[str]:
     """Serve a drafter's worker; yields the endpoint."""
     thread = ComputeThread("drafter")
     servicer = DrafterServicer(worker, thread)
     with serving(
-        "127.0.0.1:0",
+        endpoint,
         lambda server: add_DrafterServicer_to_server(servicer, server),
         thread.drain,
     ) as port:

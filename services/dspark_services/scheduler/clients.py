@@ -4,6 +4,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from dspark.core.errors import MessageTooLargeError
 from dspark.core.types import (
     DraftBatch,
     DrafterInfo,
@@ -22,6 +23,7 @@ from dspark.wire.dspark.v1 import (
     verifier_pb2,
     verifier_pb2_grpc,
 )
+from dspark.wire.parts import join_draft, join_verify, split_draft, split_verify
 from dspark.wire.status import error_of
 from dspark.wire.stream import StepStream
 from dspark.wire.transport import CLIENT_OPTIONS, PROTOCOL_VERSION, check_protocol
@@ -33,7 +35,10 @@ _SECONDS_PER_PROFILED_STEP = 10.0  # far above any real step: only a hung worker
 
 
 class GrpcDrafter:
-    """DrafterPort to a drafter process at ``endpoint`` (host:port)."""
+    """DrafterPort to a drafter process at ``endpoint`` (host:port).
+
+    Here and in GrpcVerifier, what is too large for one message goes in several.
+    """
 
     def __init__(self, endpoint: str, incarnation: int, reply_timeout: float) -> None:
         self._peer = f"drafter at {endpoint}"
@@ -53,9 +58,14 @@ class GrpcDrafter:
         return codec.decode_drafter_info(reply)
 
     async def draft(self, batch: DraftBatch) -> DraftReply:
-        return codec.decode_draft_reply(
-            await self._stream.exchange(codec.encode_draft_batch(batch))
-        )
+        try:
+            reply = await self._stream.exchange(codec.encode_draft_batch(batch))
+        except MessageTooLargeError:
+            halves = split_draft(batch)
+            if halves is None:
+                raise
+            return join_draft(*[await self.draft(half) for half in halves])
+        return codec.decode_draft_reply(reply)
 
     async def close(self) -> None:
         await self._stream.close()
@@ -84,13 +94,25 @@ class GrpcVerifier:
         return codec.decode_target_info(reply)
 
     async def verify(self, batch: VerifyBatch) -> VerifyReply:
-        return codec.decode_verify_reply(
-            await self._stream.exchange(codec.encode_verify_batch(batch))
-        )
+        try:
+            reply = await self._stream.exchange(codec.encode_verify_batch(batch))
+        except MessageTooLargeError as error:
+            halves = split_verify(batch)
+            if halves is None:
+                raise MessageTooLargeError(str(error), batch.rows[0].key) from None
+            return join_verify(*[await self.verify(half) for half in halves])
+        return codec.decode_verify_reply(reply)
 
     async def features(self, key: SequenceKey, start: int, stop: int) -> bytes:
         request = codec.encode_features_request(key, start, stop)
-        reply = await _unary(self._stub.Features, request, self._reply_timeout, self._peer)
+        try:
+            reply = await _unary(self._stub.Features, request, self._reply_timeout, self._peer)
+        except MessageTooLargeError:
+            if stop - start < 2:
+                raise
+            middle = (start + stop) // 2
+            ranges = ((start, middle), (middle, stop))
+            return b"".join([await self.features(key, *positions) for positions in ranges])
         return bytes(reply.features)
 
     async def profile(self, shapes: list[ProfileShape], repeats: int) -> list[float]:

@@ -4,6 +4,7 @@ when a worker does not answer.
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -11,12 +12,14 @@ from dspark.core.cost import StepCost
 from dspark.core.errors import (
     ConflictingStepError,
     DSparkError,
+    MessageTooLargeError,
     OverloadedError,
     StaleStepError,
     WorkerUnavailableError,
 )
 from dspark.core.types import (
     DraftBatch,
+    DrafterInfo,
     DraftReply,
     SequenceKey,
     TargetInfo,
@@ -32,6 +35,9 @@ from dspark_services.scheduler.observer import NullObserver, Observer, StepTimin
 from dspark_services.scheduler.streams import EventStream, StreamTable
 
 log = logging.getLogger(__name__)
+
+DrafterTiming = Callable[[DrafterInfo, asyncio.Lock], Awaitable[StepCost]]
+"""Time a drafter that has just been met, call by call between steps: each call takes the lock."""
 
 _FIRST_RETRY_SECONDS = 0.05
 _LONGEST_RETRY_SECONDS = 2.0
@@ -63,18 +69,23 @@ class Driver:
         *,
         verifier_deadline: float,
         max_waiting: int,
+        time_drafter: DrafterTiming | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """``verifier_deadline`` [s]: longest absence of the verifier that requests sit out."""
+        """``verifier_deadline`` [s]: longest absence of the verifier that requests sit out.
+        ``time_drafter``: how to learn what drafts cost, where the engine does not know yet.
+        """
         self._engine = engine
         self._target = target
         self._verifier = verifier
         self._drafter = drafter
         self._verifier_deadline = verifier_deadline
         self._max_waiting = max_waiting
+        self._time_drafter = time_drafter
         self._observer = observer or NullObserver()
         self._streams = StreamTable()
         self._wake = asyncio.Event()
+        self._turn = asyncio.Lock()  # held by a step, or by what must not run beside one
         self._verifier_ready = True
         self._drafter_ready = False
         self._reconnecting: asyncio.Task[None] | None = None
@@ -130,10 +141,11 @@ class Driver:
         self._reconnect_drafter()
         try:
             while True:
-                start = self._engine.begin()
-                if start is not None:
-                    await self._step(start)
-                else:
+                async with self._turn:
+                    start = self._engine.begin()
+                    if start is not None:
+                        await self._step(start)
+                if start is None:
                     self._wake.clear()
                     await self._wake.wait()
         finally:
@@ -204,6 +216,9 @@ class Driver:
             try:
                 info = await drafter.handshake()
                 check_drafter_fits(info, self._target)
+                if self._time_drafter is not None:
+                    self._engine.use_cost(await self._time_drafter(info, self._turn))
+                    self._time_drafter = None
                 self._engine.attach_drafter(info)
                 break
             except WorkerUnavailableError as error:
@@ -221,12 +236,20 @@ class Driver:
     # --- Verifier: fail safe -----------------------------------------------------------------
 
     async def _verify(self, batch: VerifyBatch) -> VerifyReply | None:
-        """The verdicts; None when the verifier lost its state, or was gone past the deadline."""
+        """The verdicts; None when the verifier lost its state, or was gone past the deadline, or
+        when a row cannot be sent, whose request then fails alone."""
         deadline = perf_counter() + self._verifier_deadline
         delay = _FIRST_RETRY_SECONDS
         while True:
             try:
                 return await self._verifier.verify(batch)
+            except MessageTooLargeError as error:
+                if error.key is None:
+                    raise
+                log.warning("a request is given up: %s", error)
+                self._streams.fail(error.key, error)
+                self._engine.cancel(error.key)
+                return None
             except WorkerUnavailableError as error:
                 log.warning("step %d waits for the verifier: %s", batch.step, error)
                 self._observer.on_fallback("verifier")

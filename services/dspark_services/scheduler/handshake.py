@@ -43,9 +43,9 @@ def check_drafter_fits(drafter: DrafterInfo, target: TargetInfo) -> None:
         theirs, ours = getattr(drafter, name), getattr(target, name)
         if theirs != ours:
             raise HandshakeError(
-                f"{name} differs: drafter {drafter.name} has {_short(theirs)}, the verifier of "
-                f"{target.model_id} has {_short(ours)}; start both with the same --target and "
-                "--drafter"
+                f"{name} differs: drafter {drafter.name} ({drafter.precision}) has "
+                f"{_short(theirs)}, the verifier of {target.model_id} ({target.precision}) has "
+                f"{_short(ours)}; start both with the same --target, --drafter and --precision"
             )
 
 

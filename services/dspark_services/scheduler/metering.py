@@ -28,12 +28,8 @@ class MetricsObserver:
         if stats.q_gap > self._q_gap:
             self._q_gap = stats.q_gap
             metrics.q_gap.set(stats.q_gap)
-        metrics.batch_tokens.observe(stats.batch_tokens)
-        metrics.step_seconds.observe(timing.total)
-        for part in STEP_PARTS:
-            metrics.step_parts[part].observe(getattr(timing, part))
-        for part in TARGET_PARTS:
-            metrics.target_parts[part].observe(getattr(timing, part))
+        if stats.rows or stats.batch_tokens:  # else it only told the workers what has ended
+            self._distribute(stats.batch_tokens, timing)
         for reason, count in (("resync", stats.resynced), ("reopen", stats.reopened)):
             if count:
                 metrics.fallbacks.labels(reason).inc(count)
@@ -42,6 +38,15 @@ class MetricsObserver:
 
     def on_fallback(self, reason: str) -> None:
         self._metrics.fallbacks.labels(reason).inc()
+
+    def _distribute(self, batch_tokens: int, timing: StepTiming) -> None:
+        metrics = self._metrics
+        metrics.batch_tokens.observe(batch_tokens)
+        metrics.step_seconds.observe(timing.total)
+        for part in STEP_PARTS:
+            metrics.step_parts[part].observe(getattr(timing, part))
+        for part in TARGET_PARTS:
+            metrics.target_parts[part].observe(getattr(timing, part))
 
     def _show_gate(self, current: GateState) -> None:
         self._gate = current

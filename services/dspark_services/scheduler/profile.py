@@ -1,12 +1,11 @@
-"""The cost surface of a deployment: measured through the ports in seconds, kept in the store."""
+"""The cost surface of a deployment, measured through the ports in seconds."""
 
-import logging
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
-from dspark.core.cost import ProfileKey, StepCost
-from dspark.core.errors import ConfigError
+from dspark.core.cost import StepCost
 from dspark.core.types import (
     DraftBatch,
     DrafterInfo,
@@ -20,10 +19,7 @@ from dspark.core.types import (
     VerifyRow,
 )
 from dspark.engine.ports import DrafterPort, VerifierPort
-from dspark.ops.state import StateStore
 from dspark_services.process import new_incarnation
-
-log = logging.getLogger(__name__)
 
 _BATCH_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128)
 _REQUESTS = (1, 4, 16, 32)
@@ -44,43 +40,16 @@ class Workers:
     drafter: DrafterPort | None
     drafter_info: DrafterInfo | None
 
-    def profile_key(self, threads: int) -> ProfileKey:
-        return ProfileKey(
-            target_digest=self.target.target_digest,
-            drafter_digest=self.drafter_info.fusion_digest if self.drafter_info else "",
-            device=self.target.device,
-            precision=self.target.precision,
-            threads=threads,
-        )
-
-
-async def cost_profile(workers: Workers, threads: int, store: StateStore) -> StepCost:
-    """The cost surface: read from ``store`` if measured before under the same key, else measured.
-
-    Raises:
-        WorkerUnavailableError: a worker went away meanwhile.
-    """
-    key = workers.profile_key(threads)
-    name = f"cost:{key.digest()}"
-    cost = _parse(await store.get(name), key)
-    if cost is None:
-        log.info("measuring what steps cost on this machine (a few seconds)")
-        started = perf_counter()
-        cost = await measure(workers)
-        log.info("cost profile measured", extra={"seconds": perf_counter() - started})
-        await store.put(name, cost.to_json(key))
-    return cost
-
 
 async def measure(workers: Workers) -> StepCost:
     """Time target steps of several shapes and, with a drafter, drafts for several batch sizes."""
     shapes = _shapes(workers.target)
     seconds = await workers.verifier.profile(shapes, _REPEATS)
-    features, overhead = await _run_dummy(workers)
+    features, overhead = await run_dummy(workers)
     drafts = []
     if workers.drafter is not None and workers.drafter_info is not None:
         block_size = workers.drafter_info.block_size
-        drafts = await _time_drafts(workers.drafter, block_size, features)
+        drafts = await time_drafts(workers.drafter, block_size, features)
     return StepCost.from_profile(
         list(zip(shapes, seconds, strict=True)), drafts, overhead_seconds=overhead
     )
@@ -107,10 +76,11 @@ def _shapes(target: TargetInfo) -> list[ProfileShape]:
     ]
 
 
-async def _run_dummy(workers: Workers) -> tuple[bytes, float]:
+async def run_dummy(workers: Workers) -> tuple[bytes, float]:
     """Decode a dummy prompt: its features, and the seconds the wire adds to a target step.
 
     Features are opaque here, so those that the drafts are timed with have to come from somewhere.
+    The verifier forgets all other sequences with this one, so it must not serve any yet.
     """
     verifier, key = workers.verifier, SequenceKey(new_incarnation(), 0)
     prompt = [index % workers.target.vocab_size for index in range(_PROMPT)]
@@ -127,10 +97,25 @@ async def _run_dummy(workers: Workers) -> tuple[bytes, float]:
     return opened.verdicts[0].features, median(overheads)
 
 
-async def _time_drafts(
-    drafter: DrafterPort, block_size: int, features: bytes
+async def time_drafts(
+    drafter: DrafterPort,
+    block_size: int,
+    features: bytes,
+    turn: AbstractAsyncContextManager[None] | None = None,
 ) -> list[tuple[int, float]]:
-    """Median seconds of a draft for each number of requests, opening them not counted."""
+    """Median seconds of a draft for each number of requests, opening them not counted.
+
+    ``features`` are those of `run_dummy`. ``turn`` is taken for every call: a target that serves
+    meanwhile waits for one draft at a time, and the draft for no target step.
+    """
+    turn = turn or nullcontext()
+
+    async def timed(batch: DraftBatch) -> float:
+        async with turn:
+            started = perf_counter()
+            await drafter.draft(batch)
+            return perf_counter() - started
+
     incarnation = new_incarnation()
     one_row = features[: len(features) // _PROMPT]
     times: list[tuple[int, float]] = []
@@ -138,25 +123,11 @@ async def _time_drafts(
     for requests in _REQUESTS:
         keys = tuple(SequenceKey(incarnation, index) for index in range(requests))
         opening = [DraftRow(key, 0, [0] * (_PROMPT + 1), features, 0, _GREEDY) for key in keys]
-        await drafter.draft(DraftBatch(step := step + 1, tuple(opening)))
+        await timed(DraftBatch(step := step + 1, tuple(opening)))
         seconds = []
         for length in range(_PROMPT + 1, _PROMPT + 1 + _REPEATS):
             rows = [DraftRow(key, length, [0], one_row, block_size, _GREEDY) for key in keys]
-            started = perf_counter()
-            await drafter.draft(DraftBatch(step := step + 1, tuple(rows)))
-            seconds.append(perf_counter() - started)
-        await drafter.draft(DraftBatch(step := step + 1, (), close=keys))
+            seconds.append(await timed(DraftBatch(step := step + 1, tuple(rows))))
+        await timed(DraftBatch(step := step + 1, (), close=keys))
         times.append((requests, median(seconds)))
     return times
-
-
-def _parse(text: str | None, key: ProfileKey) -> StepCost | None:
-    if text is None:
-        return None
-    try:
-        cost = StepCost.from_json(text, key)
-    except ConfigError as error:
-        log.warning("%s", error)
-        return None
-    log.info("cost profile found in the state store")
-    return cost

@@ -5,10 +5,11 @@ engine.
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Protocol
 
 from dspark.core.errors import WorkerUnavailableError
-from dspark.core.planner import CausalPlanner, FixedPlanner, NonePlanner, Planner
+from dspark.core.planner import parse_planner
 from dspark.engine.admission import Limits
 from dspark.engine.engine import Engine
 from dspark.engine.ports import DrafterPort, VerifierPort
@@ -16,10 +17,11 @@ from dspark.ops.settings import Settings
 from dspark.ops.state import open_store
 from dspark_services.process import new_incarnation
 from dspark_services.scheduler.clients import GrpcDrafter, GrpcVerifier
+from dspark_services.scheduler.costs import CostBook
 from dspark_services.scheduler.driver import Driver
 from dspark_services.scheduler.handshake import check_drafter_fits, wait_for_worker
 from dspark_services.scheduler.observer import Observer
-from dspark_services.scheduler.profile import Workers, cost_profile
+from dspark_services.scheduler.profile import Workers, run_dummy
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +47,17 @@ async def ready_driver(settings: Settings, observer: Observer | None) -> AsyncIt
     verifier, drafter = await _connect(settings, incarnation)
     try:
         workers = await _meet(settings, verifier, drafter)
+        book = CostBook(store, settings.num_threads, reprofile=settings.reprofile)
+        cost = await book.of(workers)
+        time_drafter = None
+        if drafter is not None and workers.drafter_info is None:
+            features, _ = await run_dummy(workers)  # now: later it would disturb requests
+            time_drafter = partial(book.with_drafter, workers, cost, features)
         engine = Engine(
             incarnation=incarnation,
             target=workers.target,
-            planner=make_planner(settings.planner),
-            cost=await cost_profile(workers, settings.num_threads, store),
+            planner=parse_planner(settings.planner),
+            cost=cost,
             limits=Limits(
                 max_running=settings.max_running,
                 max_prefill_tokens=settings.max_prefill_tokens,
@@ -63,6 +71,7 @@ async def ready_driver(settings: Settings, observer: Observer | None) -> AsyncIt
             drafter,
             verifier_deadline=settings.verifier_deadline,
             max_waiting=settings.max_waiting,
+            time_drafter=time_drafter,
             observer=observer,
         )
     finally:
@@ -70,15 +79,6 @@ async def ready_driver(settings: Settings, observer: Observer | None) -> AsyncIt
         await verifier.close()
         if drafter is not None:
             await drafter.close()
-
-
-def make_planner(name: str) -> Planner:
-    """The planner of a (validated) setting: causal, none or fixed:K."""
-    if name == "causal":
-        return CausalPlanner()
-    if name == "none":
-        return NonePlanner()
-    return FixedPlanner(int(name.removeprefix("fixed:")))
 
 
 async def _connect(settings: Settings, incarnation: int) -> tuple[Verifier, Drafter | None]:

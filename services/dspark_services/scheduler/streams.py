@@ -56,6 +56,12 @@ class StreamTable:
             if event.finish is not None:
                 self.close(event.key)
 
+    def fail(self, key: SequenceKey, error: DSparkError) -> None:
+        """End the sequence's stream, if it is open, with ``error``."""
+        stream = self._streams.pop(key, None)
+        if stream is not None:
+            stream.push(error)
+
     def fail_all(self, error: DSparkError) -> list[SequenceKey]:
         """End every stream with ``error``; returns the sequences they belonged to."""
         failed = list(self._streams)

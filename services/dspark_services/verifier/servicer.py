@@ -7,8 +7,9 @@ import grpc
 from dspark.modeling.target_worker import TargetWorker
 from dspark.wire import codec
 from dspark.wire.dspark.v1 import types_pb2, verifier_pb2, verifier_pb2_grpc
+from dspark.wire.parts import without_features
 from dspark.wire.server import errors_as_status
-from dspark.wire.transport import PROTOCOL_VERSION, check_protocol
+from dspark.wire.transport import PROTOCOL_VERSION, check_protocol, check_size, fits
 from dspark_services.compute import ComputeThread
 
 
@@ -32,7 +33,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
             batch = codec.decode_verify_batch(request)
             with errors_as_status(context):
                 reply = self._thread.call(self._worker.verify, batch)
-            yield codec.encode_verify_reply(reply)
+            message = codec.encode_verify_reply(reply)
+            yield message if fits(message) else codec.encode_verify_reply(without_features(reply))
 
     def Features(
         self, request: verifier_pb2.FeaturesRequest, context: grpc.ServicerContext
@@ -40,7 +42,9 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         key = codec.decode_key(request.key)
         with errors_as_status(context):
             features = self._thread.call(self._worker.features, key, request.start, request.stop)
-        return verifier_pb2.FeaturesReply(features=features)
+            reply = verifier_pb2.FeaturesReply(features=features)
+            check_size(reply, f"features [{request.start}, {request.stop})")
+        return reply
 
     def Profile(
         self, request: verifier_pb2.ProfileRequest, context: grpc.ServicerContext

@@ -77,6 +77,21 @@ def write_prompts(
     Console(stderr=True).print(f"{count} {domain} prompts written to {out}", soft_wrap=True)
 
 
+@app.command("profile")
+def measure_costs() -> None:
+    """Measure anew what steps cost on this machine, show it, and keep it for the next start.
+
+    Settings come from DSPARK_* variables; the profile goes where DSPARK_STATE says.
+    """
+    from dspark.cli.profile import measure_anew, tables
+    from dspark.ops.settings import load_settings
+
+    with one_line_errors():
+        cost = measure_anew(load_settings(), Console(stderr=True))
+    for table in tables(cost):
+        Console().print(table)
+
+
 @app.command()
 def generate(
     prompt: Annotated[str, typer.Argument(help="what to ask the model")],

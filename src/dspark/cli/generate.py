@@ -1,20 +1,17 @@
 """`dspark generate`: one chat answer in the terminal, and what speculation did for it."""
 
 import json
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 from rich.console import Console
 
-from dspark.bench.system import running_system
+from dspark.cli.server import private_server
 from dspark.core.errors import DSparkError, WorkerUnavailableError
-from dspark.modeling.targets import resolve_target
 from dspark.ops.settings import load_settings
 
 
@@ -34,16 +31,8 @@ def server(url: str | None, console: Console) -> Iterator[str]:
         yield url.rstrip("/")
         return
     settings = load_settings().model_copy(update={"transport": "inproc"})
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "server.log"
-        resolve_target(settings.target, settings.cache_dir, progress=console.print)
-        console.print(f"starting {settings.model_name} ...", style="dim")
-        try:
-            with running_system(settings, (settings.planner,), log) as urls:
-                yield urls[settings.planner]
-        except WorkerUnavailableError as error:
-            lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
-            raise WorkerUnavailableError("\n".join([str(error), *lines[-5:]])) from error
+    with private_server(settings, console) as address:
+        yield address
 
 
 def show(console: Console, url: str, prompt: str, *, max_tokens: int, temperature: float) -> None:

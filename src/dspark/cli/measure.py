@@ -100,6 +100,44 @@ def bench_serve(
         out.write_text(json.dumps(results, indent=2) + "\n")
 
 
+@bench.command("planner")
+def bench_planner(
+    planners: Annotated[
+        list[str] | None, typer.Option("--planner", help="repeatable; default: one of each kind")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="timed calls")] = 200,
+    out: Out = None,
+) -> None:
+    """How long planning a step takes, by number of requests and block size."""
+    from dspark.bench import planner as timing
+    from dspark.core.planner import parse_planner
+
+    with one_line_errors():
+        chosen = [parse_planner(name) for name in planners or timing.PLANNERS]
+    times = timing.measure(chosen, timing.SIZES, repeats)
+    table = Table(
+        "R", "block", "planner", "before draft ms", "after ms", "no sampling ms", "step ms",
+        "verified",
+        title=f"planning: CPU ms of one core, median of {repeats} calls; room for whole blocks",
+    )  # fmt: skip
+    for row in times:
+        table.add_row(
+            str(row.requests),
+            str(row.block_size),
+            row.planner,
+            f"{row.outlook_ms:.3f}",
+            f"{row.plan_ms:.3f}",
+            f"{row.determined_ms:.3f}",
+            f"{row.step_ms:.3f}",
+            f"{row.verified_length:.2f}",
+        )
+    Console().print(table)
+    if out is not None:
+        results = {"repeats": repeats, "cost": asdict(timing.COST)}
+        results["times"] = [asdict(row) | {"step_ms": row.step_ms} for row in times]
+        out.write_text(json.dumps(results, indent=2) + "\n")
+
+
 @evaluate.command("exactness")
 def evaluate_exactness(
     prompts: Prompts = None,

@@ -9,6 +9,7 @@ models. The numbers come from timing real steps on the machine that serves.
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from hashlib import sha256
 from itertools import pairwise
 from typing import Any, Self, TypeAlias
@@ -42,14 +43,17 @@ class ProfileKey:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Piecewise linear, non-decreasing seconds over a count; constant below its grid.
+    """Non-decreasing seconds over a count; constant below its grid.
 
-    Beyond the grid it goes on with the last slope, or with the mean slope where that is steeper: a
+    Piecewise linear, or `tiered`: a device that runs captured graphs pads every batch to the next
+    size it has a graph for, so that the curve jumps behind each of `counts` and is flat up to it.
+    Beyond the grid both go on with the last slope, or with the mean slope where that is steeper: a
     last segment that noise made flat must not make large batches free.
     """
 
     counts: tuple[int, ...]
     seconds: tuple[float, ...]
+    tiered: bool = False
 
     def __post_init__(self) -> None:
         if len(self.counts) != len(self.seconds) or len(self.counts) < 2:
@@ -76,10 +80,20 @@ class Curve:
         return cls(tuple(counts), tuple(rising.tolist()))
 
     def __call__(self, count: Count) -> Seconds:
-        x, y = self.counts, self.seconds
+        x, y = np.asarray(self.counts), np.asarray(self.seconds)
+        within: Seconds
+        if self.tiered:
+            within = np.asarray(y[np.minimum(np.searchsorted(x, count), len(x) - 1)])
+        else:
+            within = np.asarray(np.interp(count, x, y))
         slope = max((y[-1] - y[-2]) / (x[-1] - x[-2]), (y[-1] - y[0]) / (x[-1] - x[0]))
         beyond = np.maximum(np.asarray(count) - x[-1], 0)
-        return np.asarray(np.interp(count, x, y) + slope * beyond)
+        return np.asarray(within + slope * beyond)
+
+    def between(self, start: int, stop: int) -> Seconds:
+        """Of start, start + 1, ..., stop - 1, read-only: looked up, which is what a search over
+        every batch size of every step needs."""
+        return _table(self, 1 << (stop - 1).bit_length())[start:stop]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +145,26 @@ class StepCost:
 
     def draft_seconds(self, requests: int) -> float:
         """Seconds of one draft call for `requests` sequences; 0 where nothing drafts."""
-        return float(self.draft(requests)) if self.draft is not None and requests else 0.0
+        if self.draft is None or requests == 0:
+            return 0.0
+        return float(self.draft.between(requests, requests + 1)[0])
 
     def verify_seconds(self, batch_tokens: Count, head_rows: Count, context_tokens: int) -> Seconds:
         """Seconds of one target step; counts broadcast. Never falls as `batch_tokens` grows."""
         return (
             self.tokens(batch_tokens)
             + self.head_row_seconds * np.asarray(head_rows)
+            + self.context_token_seconds * context_tokens
+        )
+
+    def verify_seconds_of_more(
+        self, batch_tokens: int, head_rows: int, context_tokens: int, more: int
+    ) -> Seconds:
+        """`verify_seconds` of a step with 0, 1, ..., `more` further rows, each of which needs
+        logits, [more + 1]."""
+        return (
+            self.tokens.between(batch_tokens, batch_tokens + more + 1)
+            + self.head_row_seconds * np.arange(head_rows, head_rows + more + 1)
             + self.context_token_seconds * context_tokens
         )
 
@@ -176,5 +203,13 @@ def _slopes_within(
     return np.asarray(slopes, dtype=np.float64)
 
 
+@lru_cache(maxsize=8)
+def _table(curve: Curve, size: int) -> Seconds:
+    """A curve's seconds of 0..size - 1."""
+    table = curve(np.arange(size))
+    table.flags.writeable = False
+    return table
+
+
 def _read_curve(stored: dict[str, Any]) -> Curve:
-    return Curve(tuple(stored["counts"]), tuple(stored["seconds"]))
+    return Curve(**stored | {name: tuple(stored[name]) for name in ("counts", "seconds")})

@@ -1,5 +1,7 @@
 """The one exception tree. Services map each leaf to a gRPC status and an HTTP code."""
 
+from dspark.core.types import SequenceKey
+
 
 class DSparkError(Exception):
     """Base of every error raised on purpose; the message is one sentence for a person."""
@@ -35,6 +37,17 @@ class ModelNotFoundError(InvalidRequestError):
 
 class WorkerUnavailableError(DSparkError):
     """A worker did not answer in time, or the connection to it is gone. Retrying may help."""
+
+
+class MessageTooLargeError(DSparkError):
+    """A message between two processes is over the limit of the wire, and was not sent.
+
+    `key` names the sequence whose part alone is too large, where there is just one in the message.
+    """
+
+    def __init__(self, message: str, key: SequenceKey | None = None) -> None:
+        super().__init__(message)
+        self.key = key
 
 
 class OverloadedError(DSparkError):

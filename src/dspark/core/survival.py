@@ -1,16 +1,19 @@
 """Survival scores: how likely each draft token is to be kept, as planners see it.
 
-Two types on purpose. Current scores are computed from the very tokens that are about to be judged;
-whoever lets them decide anything beyond the causal order of admission biases the output. A function
-that takes `HistoricalScores` therefore does not type-check with current ones.
+Several types on purpose. Current scores are computed from the very tokens that are about to be
+judged; whoever lets them decide anything beyond the causal order of admission biases the output of
+`rejection` mode. A function that takes `HistoricalScores` therefore does not type-check with
+current ones, and one that searches current scores wants `DeterminedScores`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from dspark.core.types import VerificationMode
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,21 +37,35 @@ class _Scores:
 
         Raises ValueError for a row that is too long or holds values outside [0, 1].
         """
-        survival = np.zeros((len(rows), block_size))
+        confidences = np.zeros((len(rows), block_size))
         for request, row in enumerate(rows):
-            confidences = np.asarray(row, dtype=np.float64)
-            if len(confidences) > block_size:
+            if len(values := np.asarray(row, np.float64)) > block_size:
                 raise ValueError(
-                    f"request {request} has {len(confidences)} confidences, "
-                    f"the block holds {block_size}"
+                    f"request {request} has {len(values)} confidences, the block holds {block_size}"
                 )
-            survival[request, : len(confidences)] = np.cumprod(confidences)
-        return cls(survival)
+            confidences[request, : len(values)] = values
+        return cls(np.cumprod(confidences, axis=1, dtype=np.float64))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CurrentScores(_Scores):
     """Scores of the blocks this step is about to verify: they rank tokens, nothing else."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeterminedScores(CurrentScores):
+    """Current scores of a step whose output no plan can change, so that they may decide anything.
+
+    What `greedy` rows put out is a function of target and prompt alone.
+    """
+
+    @classmethod
+    def of(cls, scores: CurrentScores, modes: Iterable[VerificationMode]) -> Self:
+        """`scores` of drafts that are verified in these modes. Raises ValueError if one of them
+        draws from the drafter's distribution."""
+        if VerificationMode.REJECTION in modes:
+            raise ValueError("scores of a step with rows in rejection mode may only rank")
+        return cls(scores.survival)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,7 @@ from dspark.core.calibration import Array
 from dspark.core.cost import StepCost
 from dspark.core.errors import StaleStepError
 from dspark.core.planner import Planner
-from dspark.core.survival import CurrentScores
+from dspark.core.survival import CurrentScores, DeterminedScores
 from dspark.core.types import DraftBatch, DrafterInfo, DraftReply, DraftRow, SequenceKey
 from dspark.engine.drafts import Calibrator, is_usable
 from dspark.engine.events import FeatureFetch, GateStatus
@@ -64,13 +64,18 @@ class Drafting:
         else:
             self._gate.open()
 
+    def use_cost(self, cost: StepCost) -> None:
+        """See `Engine.use_cost`."""
+        self._gate.use_cost(cost)
+
     def close(self, sequence: Sequence) -> None:
         """The sequence is over; the drafter is told with the next batch, if it may hold it."""
         if sequence.known_to_drafter:
             self._closes.add(sequence.key)
 
     def choose(self, step: Step, max_batch_tokens: int) -> tuple[FeatureFetch, ...]:
-        """Decide, from history and committed state, which rows draft and how many tokens.
+        """Decide, from history and committed state, which rows draft, how many tokens, and how
+        many of these the step verifies at most.
 
         Returns the features to fetch first.
         """
@@ -79,13 +84,17 @@ class Drafting:
             if row.decoding:
                 row.max_draft = min(length, row.sequence.remaining - 1)  # the target adds one
         able = [row for row in step.rows if row.max_draft]
-        load = step.load(step.caps(), max_batch_tokens, drafted=True)
-        drafting = able[: self._gate.decide(self._history, load)] if able else []
-        for row in able[len(drafting) :]:
+        if not able:
+            return ()
+        room = max(max_batch_tokens - step.base_tokens, 0)
+        load = step.load(step.caps(), room, drafted=True)
+        allowance = self._gate.decide(self._history, load)
+        for row in able[allowance.rows :]:
             row.max_draft = 0
+        step.capacity = allowance.capacity
         return tuple(
             FeatureFetch(row.sequence.key, context.wanted_start, row.sequence.computed_len)
-            for row in drafting
+            for row in able[: allowance.rows]
             if (context := row.sequence.draft_context).has_gap
         )
 
@@ -142,9 +151,10 @@ class Drafting:
 
     def scores(self, step: Step) -> CurrentScores:
         """Calibrated survival of the drafts of the rows that commit; 0 where there is none."""
-        return CurrentScores.from_confidences(
+        scores = CurrentScores.from_confidences(
             [self._confidences(row) for row in step.committing], self.block_size
         )
+        return DeterminedScores.of(scores, step.modes) if step.determined else scores
 
     def record(self, step: Step) -> None:
         """Remember how the judged drafts turned out."""

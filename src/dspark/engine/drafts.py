@@ -14,7 +14,8 @@ from dspark.core.types import Draft, DrafterInfo, Floats, VerificationMode
 
 def is_usable(draft: Draft, num_draft: int, mode: VerificationMode, vocab_size: int) -> bool:
     """Whether a draft is in sync, no longer than asked for, complete for `mode`, in range."""
-    length = len(draft.tokens)
+    tokens = draft.tokens.tolist()
+    length = len(tokens)
     per_token = [draft.confidence_logits]
     if mode is VerificationMode.REJECTION:
         if draft.q is None or draft.cut is None or _is_ragged(draft.hidden, length):
@@ -23,9 +24,9 @@ def is_usable(draft: Draft, num_draft: int, mode: VerificationMode, vocab_size: 
     return (
         draft.in_sync
         and length <= num_draft
-        and all(0 <= token < vocab_size for token in draft.tokens.tolist())
+        and (not tokens or (min(tokens) >= 0 and max(tokens) < vocab_size))
         and all(len(values) == length for values in per_token)
-        and not any(isnan(value) for values in per_token for value in values.tolist())
+        and not any(any(map(isnan, values.tolist())) for values in per_token)
     )
 
 
@@ -38,6 +39,8 @@ def cut(draft: Draft, length: int) -> Draft | None:
     """The first `length` tokens of a draft, None for none."""
     if length == 0:
         return None
+    if length == len(draft.tokens):
+        return draft
 
     def head(values: Floats | None) -> Floats | None:
         return None if values is None else values[:length]

@@ -9,7 +9,7 @@ A driver runs one step as
     verify_batch = engine.plan(<the drafter's reply to batch> or None)
     outcome = engine.commit(<the verifier's reply to verify_batch>)
 
-`add`, `cancel` and `attach_drafter` may be called at any time, also between these.
+`add`, `cancel`, `attach_drafter` and `use_cost` may be called at any time, also between these.
 """
 
 import numpy as np
@@ -75,6 +75,11 @@ class Engine:
         Raises DrafterError if the drafter's calibration does not cover its block.
         """
         self._drafting.attach(info, self._running.values())
+
+    def use_cost(self, cost: StepCost) -> None:
+        """Plan with another cost surface from now on."""
+        self._cost = cost
+        self._drafting.use_cost(cost)
 
     def add(self, request: Request) -> SequenceKey:
         """Queue a request. Raises InvalidRequestError if it could never be served."""
@@ -204,7 +209,7 @@ class Engine:
         """The only place that sets how much of a draft is verified; the planner alone decides."""
         committing = step.committing
         proposed = np.array([row.proposed for row in committing], np.int64)
-        load = step.load(proposed, self._limits.max_batch_tokens, drafted=step.drafter is not None)
+        load = step.load(proposed, step.capacity, drafted=step.drafter is not None)
         if self._cost is None:
             return  # the gate let nothing be drafted
         if proposed.any():

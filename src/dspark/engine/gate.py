@@ -5,8 +5,13 @@ batch, a drafter that is seldom right) the gate parks it, and looks again every 
 sees only earlier steps and committed state, it cannot bias the output.
 """
 
+from dataclasses import dataclass
+
+import numpy as np
+
 from dspark.core.cost import StepCost
-from dspark.core.planner import Planner, StepLoad, expected_gain
+from dspark.core.planner import Planner, StepLoad, plain_throughput
+from dspark.core.survival import HistoricalScores
 from dspark.engine.events import GateState, GateStatus
 from dspark.engine.history import History
 
@@ -15,9 +20,19 @@ PROBE_EVERY = 16  # parked steps for each one that drafts: with a 15 % draft, ab
 PROBE_ROWS = 4  # rows that draft in such a step: a busy batch needs no more to be judged
 RESUME_GAIN = 0.03  # parks below 0 and resumes above this, so that noise does not make it flap
 
+NOTHING_KNOWN = HistoricalScores(np.zeros((0, 0)))
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What a step may do, fixed before it drafts."""
+
+    rows: int  # most rows that draft
+    capacity: int  # most draft tokens that are verified, over all rows
+
 
 class DraftGate:
-    """Hysteresis around the gain that `expected_gain` predicts for a step of the current load."""
+    """Hysteresis around the gain that the planner expects of a step of the current load."""
 
     def __init__(self, planner: Planner, cost: StepCost | None) -> None:
         self._planner = planner
@@ -35,34 +50,46 @@ class DraftGate:
         self._parked_steps = 0
         if self._cost is None:
             self.status = GateStatus(GateState.NO_DATA, "no cost profile, so nothing is drafted")
-        elif not self._planner.adaptive:
-            self.status = GateStatus(GateState.DRAFTING, f"{self._planner.name} always drafts")
+        elif self._cost.draft is None:  # its drafts would seem to be free
+            self.status = GateStatus(GateState.NO_DATA, "the drafter's cost is not known")
         else:
             self.status = GateStatus(GateState.WARMING_UP, "nothing observed yet")
+
+    def use_cost(self, cost: StepCost) -> None:
+        """Judge by another cost surface from now on."""
+        self._cost = cost
+        if self.status.state is GateState.NO_DATA:
+            self.open()
 
     def close(self, reason: str) -> None:
         """There is nothing to decide until `open` is called."""
         self.status = GateStatus(GateState.OFF, reason)
 
-    def decide(self, history: History, load: StepLoad) -> int:
-        """Most rows of a step with this load that draft; `load.caps` are what they could draft."""
-        if self._cost is not None and self._planner.adaptive:
-            self.status = self._judge(history, load, self._cost)
-        if self.status.state is GateState.PROBING:
-            return PROBE_ROWS
-        return load.requests if self.likely_to_draft else 0
+    def decide(self, history: History, load: StepLoad) -> Allowance:
+        """For a step with this load, whose `caps` are what its rows could draft."""
+        if self._cost is None or self._cost.draft is None:
+            return Allowance(0, 0)
+        known = history.scores() if len(history) >= MIN_BLOCKS else NOTHING_KNOWN
+        outlook = self._planner.outlook(known, load, self._cost)
+        if outlook.throughput is not None:
+            gain = outlook.throughput / plain_throughput(load, self._cost) - 1.0
+            self.status = self._judge(gain, load.requests)
+        elif len(history) < MIN_BLOCKS:
+            observed = f"{len(history)} of {MIN_BLOCKS} blocks observed"
+            self.status = GateStatus(GateState.WARMING_UP, observed)
+        else:
+            self.status = GateStatus(GateState.DRAFTING, f"{self._planner.name} always drafts")
+        if self.status.state is GateState.PARKED:
+            return Allowance(0, 0)
+        if self.status.state is GateState.PROBING:  # history says 0; what it is worth now is asked
+            return Allowance(PROBE_ROWS, min(PROBE_ROWS, load.capacity))
+        return Allowance(load.requests, outlook.capacity)
 
-    def _judge(self, history: History, load: StepLoad, cost: StepCost) -> GateStatus:
-        if len(history) < MIN_BLOCKS:
-            return GateStatus(
-                GateState.WARMING_UP, f"{len(history)} of {MIN_BLOCKS} blocks observed"
-            )
-        without, with_draft = expected_gain(history.scores(), load, cost)
-        gain = with_draft / without - 1.0
+    def _judge(self, gain: float, requests: int) -> GateStatus:
         parked = self.status.state in (GateState.PARKED, GateState.PROBING)
         if gain >= (RESUME_GAIN if parked else 0.0):
             self._parked_steps = 0
             return GateStatus(GateState.DRAFTING, f"{gain:+.1%} expected", gain)
         self._parked_steps += 1
         state = GateState.PARKED if self._parked_steps % (PROBE_EVERY + 1) else GateState.PROBING
-        return GateStatus(state, f"{gain:+.1%} expected for {load.requests} requests", gain)
+        return GateStatus(state, f"{gain:+.1%} expected for {requests} requests", gain)

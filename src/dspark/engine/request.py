@@ -37,6 +37,7 @@ class Request:
 
     `stop` strings end the output and are cut from its text; `stop_token_ids` and `eos_ids` end it
     and stay in the token ids (and in usage) but never reach the text. `detokenizer` must be fresh.
+    `weight` is what one of its tokens counts against those of other requests, where drafts compete.
     """
 
     prompt: tuple[int, ...]
@@ -46,6 +47,7 @@ class Request:
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     eos_ids: frozenset[int] = frozenset()
+    weight: float = 1.0
 
     def __post_init__(self) -> None:
         sampling = self.sampling
@@ -69,6 +71,11 @@ class Request:
                 f"must be 0 (off) or positive and below 2**32, not {sampling.top_k}",
             ),
             (all(self.stop), "stop", "must not contain an empty string"),
+            (
+                math.isfinite(self.weight) and self.weight > 0,
+                "weight",
+                f"must be a finite number above 0, not {self.weight}",
+            ),
         )
         for ok, param, problem in checks:
             if not ok:

@@ -34,7 +34,7 @@ class Sequence:
     @property
     def pending(self) -> int:
         """Committed tokens the target has not processed; 1, the anchor, once prefill is over."""
-        return self.committed_len - self.computed_len
+        return len(self.tokens) - self.computed_len
 
     @property
     def decoding(self) -> bool:
@@ -43,7 +43,7 @@ class Sequence:
     @property
     def remaining(self) -> int:
         """Tokens that may still be committed."""
-        return self.max_len - self.committed_len
+        return self.max_len - len(self.tokens)
 
     def push(self, token: int) -> FinishReason | None:
         """Commit one token. What ends the output is checked in a fixed order, length last, so that
@@ -54,7 +54,7 @@ class Sequence:
             self.finish = FinishReason.STOP
         elif self._text.push(token):
             self.finish = FinishReason.STOP
-        elif self.remaining == 0:
+        elif len(self.tokens) == self.max_len:
             self.finish = FinishReason.STOP if self._text.flush() else FinishReason.LENGTH
         return self.finish
 

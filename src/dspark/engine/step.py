@@ -6,7 +6,7 @@ import numpy as np
 
 from dspark.core.planner import Lengths, StepLoad
 from dspark.core.survival import CurrentScores
-from dspark.core.types import Draft, DrafterInfo, SequenceKey
+from dspark.core.types import Draft, DrafterInfo, SequenceKey, VerificationMode
 from dspark.engine.sequence import Sequence
 
 
@@ -45,6 +45,7 @@ class Step:
 
     number: int
     rows: list[Row]
+    capacity: int = 0  # draft tokens that may be verified; fixed before anything is drafted
     drafter: DrafterInfo | None = None
     drafter_closes: tuple[SequenceKey, ...] = ()
     resynced: int = 0
@@ -58,15 +59,31 @@ class Step:
     def committing(self) -> list[Row]:
         return [row for row in self.rows if row.commits]
 
-    def load(self, caps: Lengths, max_batch_tokens: int, *, drafted: bool) -> StepLoad:
+    @property
+    def base_tokens(self) -> int:
+        """Rows of the target step without any draft."""
+        return sum(row.num_pending for row in self.rows)
+
+    @property
+    def modes(self) -> set[VerificationMode]:
+        """Of the rows that may draft; committed state only."""
+        return {row.sequence.request.sampling.mode for row in self.rows if row.max_draft}
+
+    @property
+    def determined(self) -> bool:
+        """Whether the output is the same whatever is verified."""
+        return VerificationMode.REJECTION not in self.modes
+
+    def load(self, caps: Lengths, capacity: int, *, drafted: bool) -> StepLoad:
         """The step as planners see it, with `caps` for the rows of `committing`."""
         return StepLoad(
-            requests=len(caps),
-            base_tokens=sum(row.num_pending for row in self.rows),
+            base_tokens=self.base_tokens,
             context_tokens=sum(row.sequence.computed_len + row.num_pending for row in self.rows),
             caps=caps,
-            max_batch_tokens=max_batch_tokens,
+            weights=np.array([row.sequence.request.weight for row in self.committing], np.float64),
+            capacity=capacity,
             drafted=drafted,
+            determined=self.determined,
         )
 
     def caps(self) -> Lengths:

@@ -36,6 +36,9 @@ class TextStream:
         return ready
 
     def _feed(self, text: str) -> bool:
+        if not self._stop:
+            self._ready += text
+            return False
         pending = self._held + text
         matches = [
             (start + len(stop), start) for stop in self._stop if (start := pending.find(stop)) >= 0
@@ -45,7 +48,7 @@ class TextStream:
             self._ready += pending[:start]
             self._held = ""
             return True
-        safe = len(pending) - max((_overlap(pending, stop) for stop in self._stop), default=0)
+        safe = len(pending) - max(_overlap(pending, stop) for stop in self._stop)
         self._ready += pending[:safe]
         self._held = pending[safe:]
         return False

@@ -2,24 +2,43 @@
 
 A value comes from a flag (``--kv-tokens``), else the environment (``DSPARK_KV_TOKENS``), else a
 TOML file (``--config`` or ``DSPARK_CONFIG``), else its default. Keys nobody knows are refused
-wherever they come from: a typing error must not silently run the default.
+wherever they come from: a typing error must not silently run the default. Only what Kubernetes
+puts into the environment of every container, the addresses of its services, is passed over.
 """
 
 import argparse
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from dspark.core.errors import ConfigError
+from dspark.core.planner import parse_planner
 
 ENV_PREFIX = "DSPARK_"
 
+# NAME=value of the variables that announce a service called dspark or dspark-*.
+_SERVICE_LINK = re.compile(
+    rf"{ENV_PREFIX}(\w+_)?"
+    r"(SERVICE_HOST=.*|SERVICE_PORT(_\w+)?=\d+|PORT(_\d+_(TCP|UDP|SCTP))?=(tcp|udp|sctp)://.*"
+    r"|PORT_\d+_(TCP|UDP|SCTP)_(PROTO|PORT|ADDR)=.*)"
+)
+
 Transport = Literal["grpc", "inproc"]
 
+
+def _planner_name(text: str) -> str:
+    try:
+        return parse_planner(text).name
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+
+
+PlannerName = Annotated[str, AfterValidator(_planner_name)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Count = Annotated[int, Field(ge=1)]
 Duration = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -49,6 +68,9 @@ class Settings(BaseModel):
     state: str = Field(
         "file", description="where cost profiles are kept: file (in the cache) or redis://HOST:PORT"
     )
+    reprofile: bool = Field(
+        False, description="measure what steps cost at start, even if a profile is kept already"
+    )
 
     # Where
     transport: Transport = Field(
@@ -66,10 +88,10 @@ class Settings(BaseModel):
     )
 
     # How steps are made
-    planner: str = Field(
+    planner: PlannerName = Field(
         "causal",
-        pattern=r"^(causal|none|fixed:[1-9]\d*)$",
-        description="causal, none (plain decoding) or fixed:K (always verify K draft tokens)",
+        description="what is verified of a draft: causal or capacity (what pays), none (plain "
+        "decoding), fixed:K (K tokens), threshold:S (tokens of survival S or more)",
     )
     kv_tokens: Count = Field(32768, description="tokens the KV cache holds")
     kv_block_size: Count = Field(16, description="tokens of a KV block")
@@ -102,6 +124,9 @@ class Settings(BaseModel):
         10.0, description="longest wait for requests in flight when told to stop"
     )
 
+    supervised: bool = Field(
+        False, description="stop when stdin closes; dspark up sets it, so that nothing outlives it"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severe log lines that are written"
     )
@@ -141,7 +166,7 @@ def load_settings(
     environment = {
         name.removeprefix(ENV_PREFIX).lower(): value
         for name, value in environ.items()
-        if name.startswith(ENV_PREFIX)
+        if name.startswith(ENV_PREFIX) and not _SERVICE_LINK.fullmatch(f"{name}={value}")
     }
     file = flags.pop("config", environment.pop("config", None))
     sources = {
@@ -187,8 +212,10 @@ class _Parser(argparse.ArgumentParser):
 def _parse_flags(argv: Sequence[str], program: str) -> dict[str, Any]:
     parser = _Parser(prog=program, argument_default=argparse.SUPPRESS, allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", help="TOML file of settings")
-    for flag, variable, default, meaning in settings_table():
-        parser.add_argument(flag, metavar="X", help=f"{meaning} [{variable}; {default}]")
+    fields = Settings.model_fields.values()
+    for field, (flag, variable, default, meaning) in zip(fields, settings_table(), strict=True):
+        alone: dict[str, Any] = {"nargs": "?", "const": "true"} if field.annotation is bool else {}
+        parser.add_argument(flag, metavar="X", help=f"{meaning} [{variable}; {default}]", **alone)
     return vars(parser.parse_args(argv))
 
 

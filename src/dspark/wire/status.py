@@ -1,4 +1,8 @@
-"""The one table between our errors and gRPC status codes, read in both directions."""
+"""The one table between our errors and gRPC status codes, read in both directions.
+
+Of the codes that gRPC itself produces, only those stand here whose meaning is the same: a channel
+that breaks is UNAVAILABLE, a message over the limit RESOURCE_EXHAUSTED.
+"""
 
 import grpc
 
@@ -7,6 +11,7 @@ from dspark.core.errors import (
     DSparkError,
     HandshakeError,
     InvalidRequestError,
+    MessageTooLargeError,
     OutOfBlocksError,
     StaleStepError,
     UnknownSequenceError,
@@ -18,7 +23,8 @@ _STATUS_OF_ERROR: dict[type[DSparkError], grpc.StatusCode] = {
     UnknownSequenceError: grpc.StatusCode.NOT_FOUND,
     ConflictingStepError: grpc.StatusCode.ABORTED,
     StaleStepError: grpc.StatusCode.ALREADY_EXISTS,
-    OutOfBlocksError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    OutOfBlocksError: grpc.StatusCode.OUT_OF_RANGE,
+    MessageTooLargeError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
     WorkerUnavailableError: grpc.StatusCode.UNAVAILABLE,
 }

@@ -9,11 +9,14 @@ import grpc
 
 from dspark.core.errors import DSparkError, WorkerUnavailableError
 from dspark.wire.status import error_of
+from dspark.wire.transport import check_size
 
 
 class _Numbered(Protocol):
     @property
     def step(self) -> int: ...
+
+    def ByteSize(self) -> int: ...
 
 
 Request = TypeVar("Request", bound=_Numbered)
@@ -61,9 +64,11 @@ class StepStream(Generic[Request, Reply]):
         """Send one request and wait for the reply of the same step.
 
         Raises:
+            MessageTooLargeError: the request is over the limit; nothing was sent.
             WorkerUnavailableError: no reply within the time limit, or the stream broke.
             DSparkError: the error the worker answered with.
         """
+        check_size(request, f"step {request.step} for the {self._peer}")
         self.check()
         call = self.open()
         waiter: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()

@@ -1,11 +1,13 @@
 """Commands as a person calls them."""
 
+import json
 import socket
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from dspark.bench.planner import SIZES
 from dspark.cli import app
 from dspark.cli.measure import _load
 from dspark.data import Prompt, load_prompts, save_prompts
@@ -51,3 +53,19 @@ def test_prompt_files_are_read_in_turns(tmp_path: Path) -> None:
         files.append(tmp_path / f"{name}.jsonl")
         save_prompts(files[-1], [Prompt(f"{name}{i}", name, "text") for i in range(count)])
     assert [prompt.id for prompt in _load(map(str, files))] == ["a0", "b0", "a1", "a2"]
+
+
+def test_planning_is_timed_and_its_numbers_are_kept(tmp_path: Path) -> None:
+    out = tmp_path / "planner.json"
+    command = ["bench", "planner", "--planner=capacity", "--repeats=1", f"--out={out}"]
+    result = runner.invoke(app, command)
+    assert result.exit_code == 0, result.output
+    rows = json.loads(out.read_text())["times"]
+    assert [(row["requests"], row["block_size"]) for row in rows] == list(SIZES)
+    assert all(row["step_ms"] > 0 and row["verified_length"] > 1 for row in rows)
+
+
+def test_a_planner_that_does_not_exist_is_one_line_of_error() -> None:
+    result = runner.invoke(app, ["bench", "planner", "--planner=oracle"])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: No planner is called 'oracle'")

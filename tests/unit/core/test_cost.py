@@ -16,6 +16,7 @@ COST = StepCost(
     context_token_seconds=1e-6,
     overhead_seconds=0.001,
 )
+TIERED = replace(COST, tokens=replace(COST.tokens, tiered=True))
 
 
 class TestCurve:
@@ -29,6 +30,21 @@ class TestCurve:
 
     def test_a_steep_end_goes_on_with_its_own_slope(self) -> None:
         assert Curve((2, 4, 8), (1.0, 1.0, 3.0))(10) == 4.0
+
+    def test_between_is_the_same_looked_up(self) -> None:
+        for curve in (self.curve, replace(self.curve, tiered=True)):
+            for start, stop in ((0, 1), (3, 9), (7, 40)):
+                np.testing.assert_array_equal(
+                    curve.between(start, stop), curve(np.arange(start, stop))
+                )
+        with pytest.raises(ValueError, match="read-only"):
+            self.curve.between(0, 2)[0] = 9.0
+
+    def test_tiers_round_up(self) -> None:
+        tiers = Curve((2, 4, 8), (1.0, 2.0, 4.0), tiered=True)
+        counts = np.array([0, 2, 3, 4, 5, 8, 10])
+        np.testing.assert_array_equal(tiers(counts), [1, 1, 2, 2, 4, 4, 4 + 2 * 0.5])
+        assert tiers(3) == 2.0
 
     def test_through_averages_equal_counts_and_never_falls(self) -> None:
         curve = Curve.through([(8, 1.5), (1, 1.0), (1, 3.0), (4, 2.5)])
@@ -69,6 +85,13 @@ class TestStepCost:
         seconds = COST.verify_seconds(np.arange(1, 100), 1 + np.arange(99), 10)
         assert seconds.shape == (99,)
         assert np.all(np.diff(seconds) > 0)
+
+    def test_more_rows_are_the_same_step_by_step(self) -> None:
+        more = np.arange(200)
+        np.testing.assert_array_equal(
+            COST.verify_seconds_of_more(7, 3, 1000, 199),
+            COST.verify_seconds(7 + more, 3 + more, 1000),
+        )
 
     def test_nothing_to_draft_costs_nothing(self) -> None:
         assert COST.draft_seconds(0) == 0.0
@@ -125,7 +148,7 @@ class TestProfile:
 
 
 class TestStorage:
-    @pytest.mark.parametrize("cost", [COST, replace(COST, draft=None)])
+    @pytest.mark.parametrize("cost", [COST, replace(COST, draft=None), TIERED])
     def test_round_trip(self, cost: StepCost) -> None:
         assert StepCost.from_json(cost.to_json(KEY), KEY) == cost
 

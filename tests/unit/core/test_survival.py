@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dspark.core.planner import CausalPlanner, expected_gain
-from dspark.core.survival import CurrentScores, HistoricalScores
+from dspark.core.planner import CapacityPlanner, CausalPlanner, Planner
+from dspark.core.survival import CurrentScores, DeterminedScores, HistoricalScores
+from dspark.core.types import VerificationMode
 
 
 def test_survival_is_the_cumulative_product_and_zero_behind_the_draft() -> None:
@@ -17,8 +18,17 @@ def test_survival_is_the_cumulative_product_and_zero_behind_the_draft() -> None:
 def test_current_and_historical_scores_do_not_pass_for_each_other() -> None:
     assert not issubclass(CurrentScores, HistoricalScores)
     assert not issubclass(HistoricalScores, CurrentScores)
-    assert get_type_hints(CausalPlanner.plan)["scores"] is CurrentScores
-    assert get_type_hints(expected_gain)["scores"] is HistoricalScores
+    for planner in (Planner, CausalPlanner, CapacityPlanner):
+        assert get_type_hints(planner.plan)["scores"] is CurrentScores
+        assert get_type_hints(planner.outlook)["scores"] is HistoricalScores
+
+
+def test_only_scores_that_cannot_bias_anything_are_determined() -> None:
+    scores = CurrentScores([[0.5, 0.25]])
+    greedy, rejection = VerificationMode.GREEDY, VerificationMode.REJECTION
+    np.testing.assert_array_equal(DeterminedScores.of(scores, {greedy}).survival, scores.survival)
+    with pytest.raises(ValueError, match="may only rank"):
+        DeterminedScores.of(scores, {greedy, rejection})
 
 
 def test_scores_cannot_be_changed() -> None:

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from dspark.core.errors import ConflictingStepError, DrafterError, StaleStepError
-from dspark.core.planner import CausalPlanner, FixedPlanner, NonePlanner
-from dspark.core.types import DraftReply, RowStatus, SequenceKey, VerifyBatch
+from dspark.core.planner import CapacityPlanner, CausalPlanner, FixedPlanner, NonePlanner
+from dspark.core.types import DraftReply, RowStatus, SamplingParams, SequenceKey, VerifyBatch
 from dspark.engine.admission import Limits
 from dspark.engine.events import GateState
 from tests.support.world import (
@@ -312,6 +312,43 @@ def test_only_what_the_planner_admits_reaches_the_verifier() -> None:
     assert len(verify.rows[0].draft.tokens) == 2
     stats = running.verify_and_commit(verify).stats
     assert (stats.proposed, stats.admitted, stats.accepted, stats.trimmed) == (4, 2, 2, 2)
+    running.run()
+
+
+@pytest.mark.parametrize(
+    ("temperature", "admitted"),
+    [(1.0, [1, 1]), (0.0, [0, 4])],  # nothing known: a token for the row; determined: what pays
+)
+def test_current_scores_set_the_capacity_only_where_nothing_is_sampled(
+    temperature: float, admitted: list[int]
+) -> None:
+    sampling, lengths = SamplingParams(temperature=temperature), []
+    for logit in (-9.0, 9.0):
+        running = world(planner=CapacityPlanner())
+        running.engine.add(request(max_tokens=40, sampling=sampling))
+        running.step()
+        reply = running.begin_and_draft()
+        assert reply is not None
+        draft = block(reply.drafts[0].key, [1, 1, 1, 1], [logit] * 4, mode=sampling.mode)
+        running.verify_and_commit(running.engine.plan(DraftReply(reply.step, (draft,), 0.0)))
+        lengths.append(running.outcomes[-1].stats.admitted)
+        running.run()
+    assert lengths == admitted
+
+
+def test_a_heavy_request_gets_the_larger_share() -> None:
+    running = world(planner=CapacityPlanner(), limits=Limits(max_batch_tokens=5))
+    keys = [
+        running.engine.add(replace(request(max_tokens=40), weight=weight))
+        for weight in (1.0, 1.0, 3.0)
+    ]
+    running.step()
+    reply = running.begin_and_draft()
+    assert reply is not None
+    verify = running.engine.plan(reply)
+    lengths = {row.key: 0 if row.draft is None else len(row.draft.tokens) for row in verify.rows}
+    assert lengths == {keys[0]: 0, keys[1]: 0, keys[2]: 2}
+    running.verify_and_commit(verify)
     running.run()
 
 

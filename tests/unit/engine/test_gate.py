@@ -1,19 +1,23 @@
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from dspark.core.cost import StepCost
-from dspark.core.planner import CausalPlanner, FixedPlanner, Planner, StepLoad
+from dspark.core.planner import CapacityPlanner, CausalPlanner, FixedPlanner, Planner, StepLoad
 from dspark.engine.events import GateState
-from dspark.engine.gate import MIN_BLOCKS, PROBE_EVERY, PROBE_ROWS, DraftGate
+from dspark.engine.gate import MIN_BLOCKS, PROBE_EVERY, PROBE_ROWS, Allowance, DraftGate
 from dspark.engine.history import History
 from tests.support.world import step_cost
 
 CHEAP = step_cost(per_token=0.01, per_draft=0.01)
+NOTHING, EVERYTHING = Allowance(0, 0), Allowance(1, 99)
 DEAR = step_cost(per_token=1.0, per_draft=0.1)
 
 
 def load() -> StepLoad:
     """One request, with room for two draft tokens."""
-    return StepLoad(1, 1, 0, caps=np.array([2]), max_batch_tokens=100)
+    return StepLoad(1, 0, caps=np.array([2]), weights=np.ones(1), capacity=99)
 
 
 def history(first: float = 0.9, blocks: int = MIN_BLOCKS) -> History:
@@ -31,9 +35,9 @@ def opened(cost: StepCost | None, planner: Planner | None = None) -> DraftGate:
 
 def test_it_drafts_until_there_is_something_to_judge() -> None:
     gate = opened(DEAR)
-    assert gate.decide(history(blocks=MIN_BLOCKS - 1), load())
+    assert gate.decide(history(blocks=MIN_BLOCKS - 1), load()) == EVERYTHING
     assert gate.status.state is GateState.WARMING_UP
-    assert not gate.decide(history(0.3), load())
+    assert gate.decide(history(0.3), load()) == NOTHING
     assert gate.status.state is GateState.PARKED
 
 
@@ -41,27 +45,55 @@ def test_parking_has_a_reason_probes_and_hysteresis() -> None:
     gate = opened(CHEAP)
     poor = history(0.0)
     decisions = [gate.decide(poor, load()) for _ in range(2 * (PROBE_EVERY + 1))]
-    assert decisions == ([0] * PROBE_EVERY + [PROBE_ROWS]) * 2
+    probe = Allowance(PROBE_ROWS, PROBE_ROWS)
+    assert decisions == ([NOTHING] * PROBE_EVERY + [probe]) * 2
     assert gate.status.state is GateState.PROBING
     assert gate.status.gain is not None
     assert gate.status.gain < 0
     barely = history(0.035)  # a gain between 0 and RESUME_GAIN
-    assert not gate.decide(barely, load())
-    assert gate.decide(history(0.9), load())
-    assert gate.decide(barely, load())
+    assert gate.decide(barely, load()) == NOTHING
+    assert gate.decide(history(0.9), load()) == EVERYTHING
+    assert gate.decide(barely, load()) == EVERYTHING
     assert gate.status.state is GateState.DRAFTING
     assert 0 < gate.status.gain < 0.03
 
 
+def test_a_capacity_comes_from_history_once_there_is_one() -> None:
+    gate = opened(step_cost(per_token=0.01, per_draft=0.0), CapacityPlanner())
+    assert gate.decide(history(blocks=MIN_BLOCKS - 1), load()) == Allowance(1, 1)
+    assert gate.decide(history(0.9), load()) == Allowance(1, 2)
+    assert gate.decide(history(0.015), load()) == Allowance(1, 1)  # the second token does not pay
+    assert gate.decide(history(0.015), replace(load(), determined=True)) == EVERYTHING
+
+
+@pytest.mark.parametrize("planner", [CausalPlanner(), CapacityPlanner()], ids=lambda p: p.name)
+def test_a_probe_verifies_something_though_history_says_nothing_pays(planner: Planner) -> None:
+    gate, poor = opened(CHEAP, planner), history(0.0)
+    for _ in range(PROBE_EVERY):
+        assert gate.decide(poor, load()) == NOTHING
+    assert gate.decide(poor, load()) == Allowance(PROBE_ROWS, PROBE_ROWS)
+    assert gate.status.state is GateState.PROBING
+
+
+def test_another_cost_is_judged_at_once() -> None:
+    gate = opened(replace(CHEAP, draft=None))
+    assert gate.status.state is GateState.NO_DATA
+    assert gate.decide(history(0.3), load()) == NOTHING
+    gate.use_cost(CHEAP)
+    assert gate.decide(history(0.3), load()) == EVERYTHING
+    gate.use_cost(DEAR)
+    assert gate.decide(history(0.3), load()) == NOTHING
+
+
 def test_a_baseline_is_never_parked() -> None:
     gate = opened(DEAR, FixedPlanner(2))
-    assert gate.decide(history(0.0), load())
+    assert gate.decide(history(0.0), load()) == EVERYTHING
     assert gate.status.state is GateState.DRAFTING
 
 
 def test_without_costs_nothing_is_drafted() -> None:
     gate = opened(None)
-    assert not gate.decide(history(), load())
+    assert gate.decide(history(), load()) == NOTHING
     assert gate.status.state is GateState.NO_DATA
 
 

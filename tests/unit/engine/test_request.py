@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from dspark.core.errors import InvalidRequestError
@@ -20,6 +22,9 @@ from tests.support.world import request
         (lambda: request(sampling=SamplingParams(top_p=1.01)), "top_p"),
         (lambda: request(sampling=SamplingParams(top_k=-1)), "top_k"),
         (lambda: request(sampling=SamplingParams(top_k=2**32)), "top_k"),
+        (lambda: replace(request(), weight=0.0), "weight"),
+        (lambda: replace(request(), weight=float("inf")), "weight"),
+        (lambda: replace(request(), weight=float("nan")), "weight"),
     ],
 )
 def test_values_that_cannot_be_served_name_their_field(build, param: str) -> None:

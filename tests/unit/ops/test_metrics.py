@@ -1,5 +1,7 @@
 """Exported values are what steps said; the draft counters stay apart."""
 
+from dataclasses import replace
+
 import pytest
 from dspark_services.scheduler.metering import MetricsObserver
 from dspark_services.scheduler.observer import StepTiming
@@ -81,6 +83,32 @@ def test_lengths_and_seconds_are_distributions(metrics: Metrics) -> None:
     assert value(metrics, "dspark_target_part_seconds_sum", part="head") == 0.02
     assert value(metrics, "dspark_step_seconds_sum") == 0.116
     assert value(metrics, "dspark_batch_tokens_sum") == 6
+
+
+def test_a_step_that_only_closes_sequences_is_no_step_of_the_distributions(
+    metrics: Metrics,
+) -> None:
+    observer = MetricsObserver(metrics)
+    idle = replace(
+        outcome(gate=GateState.PARKED).stats,
+        rows=0,
+        batch_tokens=0,
+        proposed_by_position=(),
+        admitted_by_position=(),
+        accepted_by_position=(),
+        verified_lengths=(),
+        accepted_lengths=(),
+    )
+    observer.on_step(StepOutcome(1, (), idle), TIMING)
+    for name in ("dspark_step_seconds", "dspark_batch_tokens"):
+        assert value(metrics, f"{name}_count") == 0
+    assert value(metrics, "dspark_step_part_seconds_count", part="wire") == 0
+    assert value(metrics, "dspark_target_part_seconds_count", part="head") == 0
+    assert value(metrics, "dspark_gate_state", state="parked") == 1
+    # A prefill chunk commits nothing, and a step answered from memory processes nothing.
+    for own in ({"batch_tokens": 16}, {"rows": 1}):
+        observer.on_step(StepOutcome(2, (), replace(idle, **own)), TIMING)
+    assert value(metrics, "dspark_step_seconds_count") == 2
 
 
 def test_one_gate_state_is_on(metrics: Metrics) -> None:

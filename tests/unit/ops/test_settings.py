@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dspark.core.errors import ConfigError
-from dspark.ops.settings import Settings, load_settings, settings_table
+from dspark.ops.settings import _SERVICE_LINK, Settings, load_settings, settings_table
 
 
 def test_a_flag_beats_the_environment_which_beats_the_file(tmp_path: Path) -> None:
@@ -58,6 +58,53 @@ def test_an_unknown_key_in_the_file_is_refused(tmp_path: Path) -> None:
 
 def test_other_variables_are_left_alone() -> None:
     assert load_settings([], {"PATH": "/bin", "DSPARKLE": "1"}) == Settings()
+
+
+KUBERNETES = {
+    "DSPARK_VERIFIER_SERVICE_HOST": "10.0.0.1",
+    "DSPARK_VERIFIER_SERVICE_PORT": "8002",
+    "DSPARK_VERIFIER_SERVICE_PORT_GRPC": "8002",
+    "DSPARK_VERIFIER_PORT": "tcp://10.0.0.1:8002",
+    "DSPARK_VERIFIER_PORT_8002_TCP": "tcp://10.0.0.1:8002",
+    "DSPARK_VERIFIER_PORT_8002_TCP_PROTO": "tcp",
+    "DSPARK_VERIFIER_PORT_8002_TCP_PORT": "8002",
+    "DSPARK_VERIFIER_PORT_8002_TCP_ADDR": "10.0.0.1",
+    "DSPARK_PORT": "udp://10.0.0.2:53",
+    "DSPARK_SERVICE_HOST": "10.0.0.2",
+}
+
+
+def test_service_links_are_passed_over() -> None:
+    assert load_settings([], KUBERNETES) == Settings()
+    assert load_settings([], KUBERNETES | {"DSPARK_VERIFIER_PORT": "9"}).verifier_port == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("DSPARK_VERIFER_PORT", "8002"),
+        ("DSPARK_PORT", "10.0.0.1:8002"),
+        ("DSPARK_VERIFIER_SERVICE_HOSTS", "10.0.0.1"),
+        ("DSPARK_VERIFIER_SERVICE_PORT", "tcp"),
+        ("DSPARK_VERIFIER_PORT_TCP", "tcp://10.0.0.1:8002"),
+        ("DSPARK_VERIFIER_ENDPOINTS", "tcp://10.0.0.1:8002"),
+    ],
+)
+def test_what_only_resembles_a_service_link_is_refused(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=name.removeprefix("DSPARK_").lower()):
+        load_settings([], {name: value})
+
+
+def test_no_setting_is_named_like_a_service_link() -> None:
+    environ = Settings().to_environment()
+    assert not [name for name, value in environ.items() if _SERVICE_LINK.match(f"{name}={value}")]
+
+
+def test_a_switch_needs_no_value() -> None:
+    assert load_settings(["--reprofile", "--port=1"], {}).reprofile
+    assert not load_settings(["--reprofile=false"], {"DSPARK_REPROFILE": "true"}).reprofile
+    with pytest.raises(ConfigError, match="reprofile"):
+        load_settings(["--reprofile=perhaps"], {})
 
 
 def test_the_environment_form_loads_the_same_settings() -> None:

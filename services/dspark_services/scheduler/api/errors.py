@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from dspark.core.errors import (
     DSparkError,
     InvalidRequestError,
+    MessageTooLargeError,
     ModelNotFoundError,
     OverloadedError,
     WorkerUnavailableError,
@@ -22,6 +23,7 @@ _MAX_MESSAGE = 400
 # From the most specific class to the least: (status, OpenAI's type, OpenAI's code).
 _KINDS: tuple[tuple[type[DSparkError], int, str, str | None], ...] = (
     (ModelNotFoundError, HTTPStatus.NOT_FOUND, "invalid_request_error", "model_not_found"),
+    (MessageTooLargeError, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "invalid_request_error", None),
     (InvalidRequestError, HTTPStatus.BAD_REQUEST, "invalid_request_error", None),
     (OverloadedError, HTTPStatus.SERVICE_UNAVAILABLE, "server_error", "overloaded"),
     (WorkerUnavailableError, HTTPStatus.SERVICE_UNAVAILABLE, "server_error", "unavailable"),

@@ -28,7 +28,8 @@ class SharedDraftParts(nn.Module):
     """Fusion, draft head and Markov head, for inference.
 
     Rows cross the wire in ``wire_dtype``, little-endian. ``digest`` is a SHA-256 over everything
-    that decides what these parts compute, precision aside.
+    that decides what these parts compute: two copies that differ only in how weights are kept
+    would give two different q.
     """
 
     wire_dtype = torch.bfloat16
@@ -56,7 +57,7 @@ class SharedDraftParts(nn.Module):
         # Logits keep fp32 inputs and sums in every precision; so does the small fusion.
         head_precision: Precision = "fp32" if precision == "fp32" else "fp16w"
         self._head = LocalHead(head_rows, head_precision)
-        self.digest = self._compute_digest(tensors)
+        self.digest = self._compute_digest(tensors, head_precision)
         apply_precision(self, head_precision)
 
     @classmethod
@@ -114,9 +115,9 @@ class SharedDraftParts(nn.Module):
         upper_halves = np.frombuffer(data, "<u2").astype(np.uint32) << 16
         return torch.from_numpy(upper_halves.view(np.float32)).view(-1, width)
 
-    def _compute_digest(self, tensors: Mapping[str, Tensor]) -> str:
+    def _compute_digest(self, tensors: Mapping[str, Tensor], precision: Precision) -> str:
         shape = (self.config.target_layer_ids, self.config.rms_norm_eps, str(self.wire_dtype))
-        digest = hashlib.sha256(f"{shape} {self._head.digest}".encode())
+        digest = hashlib.sha256(f"{shape} {precision} {self._head.digest}".encode())
         for name in (*SHARED_TENSORS, "draft_vocab.ids"):
             if name in tensors:
                 digest.update(tensors[name].detach().contiguous().numpy().tobytes())

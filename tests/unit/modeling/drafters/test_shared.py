@@ -93,5 +93,11 @@ def test_the_digest_covers_every_shared_tensor() -> None:
         tensor.view(-1)[-1] += 1
         digests.add(SharedDraftParts.from_model(model, "fp32").digest)
     assert len(digests) == 7
-    same = SharedDraftParts.from_model(random_model(random_config()), "fp16w")
-    assert same.digest in digests
+
+
+def test_the_digest_tells_precisions_apart_that_give_another_q() -> None:
+    digests = {
+        precision: SharedDraftParts.from_model(random_model(random_config()), precision).digest
+        for precision in ("fp32", "fp16w", "bf16")
+    }
+    assert digests["fp32"] != digests["fp16w"] == digests["bf16"]  # the latter share their head
