@@ -11,6 +11,7 @@ from rich.console import Console
 
 from dspark.cli.errors import one_line_errors
 from dspark.cli.measure import bench, evaluate
+from dspark.cli.simulate import simulate
 
 app = typer.Typer(
     help="Speculative decoding as a serving decision.", no_args_is_help=True, add_completion=False
@@ -19,6 +20,7 @@ train = typer.Typer(help="Make a drafter: prompts, responses, training.", no_arg
 app.add_typer(train, name="train")
 app.add_typer(evaluate, name="evaluate")
 app.add_typer(bench, name="bench")
+app.command()(simulate)
 
 # Commands whose module has a command line of its own: (group, name, module, what it does).
 _MODULES = (

@@ -1,0 +1,1 @@
+"""The engine under a virtual clock: what a planner would do, on paper and in seconds."""
