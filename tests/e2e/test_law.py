@@ -2,7 +2,9 @@
 
 Drafter and verifier are real workers behind gRPC, the scheduler is the real driver. The law is
 enumerated; the draws are tested against it by chi-square. What they come to is fixed by their
-nonces, so the outcome is the same in every run.
+nonces, so the outcome is the same in every run. The drafter's confidence in a token gives away the
+one before it: a planner that makes use of that fails, 100,000 draws each of those that rank by it
+pass.
 """
 
 import multiprocessing
@@ -13,10 +15,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dspark.core.planner import CapacityPlanner, CausalPlanner, FixedPlanner, ThresholdPlanner
 from dspark.core.statistics import chi_square_p_value
 from dspark.core.types import SamplingParams
 from dspark.ops.settings import Settings
 from tests.support.draws import BIAS, Draws, Run, draw, exact_law, make_models
+from tests.support.leaking import LeakingPlanner
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -24,12 +28,19 @@ SIGNIFICANCE = 1e-4
 CUT = SamplingParams(temperature=0.9, top_k=6, top_p=0.9)
 UNCUT = SamplingParams(temperature=1.0)
 
-RUNS = {
-    "causal": Run("causal", CUT, range(50_000)),
-    "fixed": Run("fixed:2", CUT, range(50_000, 100_000)),
-    "causal, uncut": Run("causal", UNCUT, range(100_000, 110_000)),
-    "biased": Run("causal", CUT, range(110_000, 120_000), biased=True),
+LAWFUL = {
+    "causal": Run(CausalPlanner(), CUT, range(90_000)),
+    "capacity": Run(CapacityPlanner(), CUT, range(100_000, 190_000)),
+    "causal, uncut": Run(CausalPlanner(), UNCUT, range(200_000, 210_000)),
+    "capacity, uncut": Run(CapacityPlanner(), UNCUT, range(210_000, 220_000)),
+    "threshold": Run(ThresholdPlanner(0.5), CUT, range(220_000, 225_000)),
+    "fixed": Run(FixedPlanner(2), CUT, range(230_000, 235_000)),
 }
+UNLAWFUL = {
+    "leaking": Run(LeakingPlanner(), CUT, range(240_000, 242_000)),
+    "biased": Run(CausalPlanner(), CUT, range(250_000, 255_000), biased=True),
+}
+RUNS = LAWFUL | UNLAWFUL
 
 
 @pytest.fixture(scope="module")
@@ -55,20 +66,12 @@ def p_value(counts: NDArray[np.int64], law: NDArray[np.float64]) -> float:
     return min(whole + pairs)
 
 
-@pytest.mark.parametrize("name", [name for name, run in RUNS.items() if not run.biased])
+@pytest.mark.parametrize("name", LAWFUL)
 def test_the_law_is_the_targets(
     name: str, settings: Settings, draws: dict[str, Future[Draws]]
 ) -> None:
     result = draws[name].result()
     assert p_value(result.counts(), exact_law(settings, RUNS[name].sampling)) > SIGNIFICANCE
-
-
-def test_the_law_of_a_hundred_thousand_draws_is_the_targets(
-    settings: Settings, draws: dict[str, Future[Draws]]
-) -> None:
-    counts = draws["causal"].result().counts() + draws["fixed"].result().counts()
-    assert counts.sum() == 100_000
-    assert p_value(counts, exact_law(settings, CUT)) > SIGNIFICANCE
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -79,9 +82,19 @@ def test_speculation_was_at_work(name: str, draws: dict[str, Future[Draws]]) -> 
     assert result.fallbacks == ()
     assert result.proposed > answers
     assert result.admitted > answers / 2
-    assert 0.3 < result.accepted / result.admitted < 0.8
-    if RUNS[name].planner == "causal":
+    assert 0.3 < result.accepted / result.admitted < 0.95
+    if name != "fixed":
         assert result.proposed - result.admitted > answers / 2  # trimmed, by confidence
+
+
+def test_a_planner_that_looks_ahead_is_seen(
+    settings: Settings, draws: dict[str, Future[Draws]]
+) -> None:
+    """Of the tokens that were drafted first, it verifies the even ones: they come out too often."""
+    law, counts = exact_law(settings, CUT), draws["leaking"].result().counts()
+    assert p_value(counts, law) < SIGNIFICANCE
+    even = law[:, 0::2].sum()
+    assert counts[:, 0::2].sum() / counts.sum() - even > 0.05
 
 
 def test_a_bias_of_two_percent_is_seen(settings: Settings, draws: dict[str, Future[Draws]]) -> None:

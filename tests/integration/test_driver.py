@@ -16,7 +16,13 @@ from dspark.core.errors import (
     OverloadedError,
     WorkerUnavailableError,
 )
-from dspark.core.planner import NonePlanner
+from dspark.core.planner import (
+    CapacityPlanner,
+    FixedPlanner,
+    NonePlanner,
+    Planner,
+    ThresholdPlanner,
+)
 from dspark.core.types import DrafterInfo, VerifyBatch, VerifyReply
 from dspark.engine.admission import Limits
 from dspark.engine.events import GateState
@@ -60,14 +66,19 @@ async def drafter(settings: Settings) -> Losable:
     return Losable(InprocDrafter(load_draft_worker(settings), ComputeThread("drafter"), 10.0))
 
 
+@pytest.mark.parametrize(
+    "planner",
+    [FixedPlanner(3), CapacityPlanner(), ThresholdPlanner(0.1)],
+    ids=lambda planner: planner.name,
+)
 @pytest.mark.parametrize("transport", ["grpc", "inproc"])
 async def test_output_is_the_targets_own(
-    transport: Transport, settings: Settings, expected: list[list[int]]
+    transport: Transport, planner: Planner, settings: Settings, expected: list[list[int]]
 ) -> None:
     async with (
         verifier_port(transport, load_target_worker(settings)) as verifier,
         drafter_port(transport, load_draft_worker(settings)) as drafter,
-        running_driver(verifier, drafter) as (driver, recorder),
+        running_driver(verifier, drafter, planner=planner) as (driver, recorder),
     ):
         await until(lambda: driver.status.drafter_ready)
         streams = [driver.submit(request(prompt, LENGTH)) for prompt in PROMPTS]
@@ -130,7 +141,7 @@ async def test_a_drafter_that_joins_late_is_timed_between_steps_before_it_drafts
         verifying = False
         return reply
 
-    async def time_drafter(info: DrafterInfo, turn: asyncio.Lock) -> StepCost:
+    async def time_drafter(cost: StepCost, info: DrafterInfo, turn: asyncio.Lock) -> StepCost:
         for _ in range(5):
             async with turn:
                 await asyncio.sleep(0.01)

@@ -4,16 +4,23 @@ import asyncio
 import json
 import re
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from dspark_services.models import load_draft_worker, load_target_worker
-from dspark_services.scheduler import costs, profile
+from dspark_services.scheduler import costs, profile, startup
+from dspark_services.scheduler.driver import Driver
 from dspark_services.scheduler.handshake import check_drafter_fits
+from dspark_services.scheduler.metering import MetricsObserver
 from dspark_services.scheduler.startup import ready_driver
 
 from dspark.core.cost import StepCost
 from dspark.core.errors import HandshakeError, WorkerUnavailableError
+from dspark.engine.admission import Limits
+from dspark.engine.events import GateState
+from dspark.ops.metrics import Metrics
 from dspark.ops.ports import free_ports
 from dspark.ops.settings import Settings, load_settings
 from tests.support.system import COST, collect, request, until
@@ -36,7 +43,7 @@ async def test_the_cost_profile_is_measured_once(
     (path,) = (settings.cache_dir / "state").glob("*.json")
     assert re.search(r"a target step takes .* ms for 1 and .* ms for 16 tokens", caplog.text)
 
-    async def measured_again(workers: profile.Workers) -> StepCost:
+    async def measured_again(*arguments: object) -> StepCost:
         raise AssertionError("the profile in the cache was not used")
 
     monkeypatch.setattr(costs, "measure", measured_again)
@@ -55,7 +62,7 @@ async def test_a_profile_is_measured_anew_on_demand(
     async with ready_driver(settings, None):
         pass
 
-    async def measured_again(workers: profile.Workers) -> StepCost:
+    async def measured_again(*arguments: object) -> StepCost:
         return COST
 
     monkeypatch.setattr(costs, "measure", measured_again)
@@ -77,6 +84,89 @@ async def test_a_damaged_profile_is_measured_again(settings: Settings) -> None:
     assert path.read_text().endswith("}")
 
 
+async def test_a_profile_of_another_machine_is_refused_in_one_line(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settings.model_copy(update={"transport": "inproc"})
+    async with ready_driver(settings, None):
+        pass
+    (path,) = (settings.cache_dir / "state").glob("*.json")
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps(stored | {"key": stored["key"] | {"device": "cuda", "threads": 64}}))
+    caplog.clear()
+    async with ready_driver(settings, None):
+        pass
+    (refusal,) = (record for record in caplog.records if record.levelname == "WARNING")
+    assert "measured with another device, threads: profile again" in refusal.getMessage()
+    assert json.loads(path.read_text())["key"] == stored["key"]
+
+
+async def test_the_next_start_goes_on_with_what_serving_taught(settings: Settings) -> None:
+    settings = settings.model_copy(update={"transport": "inproc"})
+    async with ready_driver(settings, None) as driver, stepping(driver):
+        measured = driver.cost
+        await collect(driver.submit(request([1, 2, 3], 300)))
+        learned = driver.cost
+    assert learned != measured
+    async with ready_driver(settings, None) as driver:
+        assert driver.cost == learned
+
+
+async def test_a_scheduler_that_is_killed_leaves_recent_costs(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(startup, "_SAVE_EVERY_SECONDS", 0.01)
+    settings = settings.model_copy(update={"transport": "inproc"})
+    async with ready_driver(settings, None) as driver, stepping(driver):
+        (path,) = (settings.cache_dir / "state").glob("*.json")
+        before = path.read_text()
+        await collect(driver.submit(request([1, 2, 3], 300)))
+        await until(lambda: path.read_text() != before)
+
+
+async def test_flat_costs_are_called_no_data_everywhere_and_nothing_is_drafted(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settings.model_copy(update={"transport": "inproc"})
+    async with ready_driver(settings, None):
+        pass
+    (path,) = (settings.cache_dir / "state").glob("*.json")
+    stored = json.loads(path.read_text())
+    flat = {"tokens": {"counts": [1, 512], "seconds": [0.01, 0.01]}, "head_row_seconds": 0.0}
+    path.write_text(json.dumps(stored | {"cost": stored["cost"] | flat}))
+    await assert_no_data(settings, caplog, "the cost profile is flat")
+
+
+async def test_a_cache_too_small_to_measure_anything_serves_without_drafts(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settings.model_copy(update={"transport": "inproc", "kv_tokens": 48})
+    await assert_no_data(settings, caplog, "no cost profile")
+    assert "what steps cost cannot be measured: " in caplog.text
+
+
+async def assert_no_data(settings: Settings, caplog: pytest.LogCaptureFixture, reason: str) -> None:
+    metrics = Metrics("tiny")
+    async with ready_driver(settings, MetricsObserver(metrics)) as driver, stepping(driver):
+        await until(lambda: driver.status.drafter_ready)
+        assert len(await collect(driver.submit(request([1, 2, 3], 20)))) == 20
+        gate = driver.status.gate
+    assert gate.state is GateState.NO_DATA
+    assert gate.reason.startswith(reason)
+    assert 'dspark_gate_state{state="no-data"} 1.0' in metrics.render().decode()
+    assert "dspark_proposed_tokens_total{" not in metrics.render().decode()
+    assert f"decoding without drafts: {reason}" in caplog.text
+
+
+@asynccontextmanager
+async def stepping(driver: Driver) -> AsyncIterator[None]:
+    running = asyncio.create_task(driver.run())
+    try:
+        yield
+    finally:
+        running.cancel()
+
+
 async def test_measured_costs_make_sense(settings: Settings) -> None:
     async with (
         verifier_port("grpc", load_target_worker(settings)) as verifier,
@@ -85,12 +175,17 @@ async def test_measured_costs_make_sense(settings: Settings) -> None:
         workers = profile.Workers(
             verifier, await verifier.handshake(), drafter, await drafter.handshake()
         )
-        cost = await profile.measure(workers)
-        again = await profile.measure(workers)  # leaves nothing behind that disturbs another
+        cost = await profile.measure(workers, Limits())
+        again = await profile.measure(
+            workers, Limits()
+        )  # leaves nothing behind that disturbs another
     for measured in (cost, again):
         assert 0 < float(measured.verify_seconds(1, 1, 0)) < 1
         assert 0 < measured.draft_seconds(1) < 1
         assert 0 < measured.overhead_seconds < 1
+        assert measured.tokens.counts[-1] >= Limits().max_batch_tokens
+        assert measured.draft is not None
+        assert measured.draft.counts[-1] == Limits().max_running
 
 
 async def test_a_drafter_of_another_target_is_refused(
@@ -159,7 +254,7 @@ async def test_a_drafter_that_joins_late_is_timed_once(
             raise AssertionError("the profile in the cache was not used")
 
         monkeypatch.setattr(costs, "time_drafts", timed_again)
-        assert await joined() == cost
+        assert (await joined()).draft == cost.draft
 
 
 @pytest.mark.parametrize("precision", ["fp16w", "bf16"])

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dspark.core.calibration import apply, auc, ece, fit_sts
+from dspark.core.calibration import apply, fit_sts
+from dspark.core.reliability import auc, ece
 
 GAMMA = 4
 

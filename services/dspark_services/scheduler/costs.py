@@ -7,8 +7,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
 from dspark.core.cost import Curve, ProfileKey, StepCost
-from dspark.core.errors import ConfigError
+from dspark.core.errors import ConfigError, DSparkError, WorkerUnavailableError
 from dspark.core.types import DrafterInfo
+from dspark.engine.admission import Limits
 from dspark.ops.state import StateStore
 from dspark_services.scheduler.profile import Workers, measure, time_drafts
 
@@ -21,14 +22,21 @@ _AGES = (("days", 86400), ("hours", 3600), ("minutes", 60))
 class CostBook:
     """Looks a profile up under what it is valid for, and measures it if there is none."""
 
-    def __init__(self, store: StateStore, threads: int, *, reprofile: bool = False) -> None:
-        """``threads`` that workers compute with; ``reprofile``: measure what is kept already."""
+    def __init__(
+        self, store: StateStore, threads: int, limits: Limits, *, reprofile: bool = False
+    ) -> None:
+        """``threads`` that workers compute with; ``limits`` of the steps to come; ``reprofile``:
+        measure what is kept already."""
         self._store = store
         self._threads = threads
+        self._limits = limits
         self._reprofile = reprofile
+        self._open: ProfileKey | None = None  # what the surface in use is valid for
+        self._kept: StepCost | None = None  # what the store has under that key
 
-    async def of(self, workers: Workers) -> StepCost:
-        """The cost surface of workers that have been met, before they serve.
+    async def of(self, workers: Workers) -> StepCost | None:
+        """The cost surface of workers that have been met, before they serve; None if there is
+        neither one nor a way to measure it.
 
         Raises:
             WorkerUnavailableError: a worker went away meanwhile.
@@ -38,16 +46,23 @@ class CostBook:
         if cost is None:
             log.info("measuring what steps cost on this machine (a few seconds)")
             started = time.perf_counter()
-            cost = await measure(workers)
+            try:
+                cost = await measure(workers, self._limits)
+            except WorkerUnavailableError:
+                raise
+            except DSparkError as error:  # a cache too small, or full of another scheduler's work
+                log.warning("what steps cost cannot be measured: %s", error)
+                return None
             log.info("cost profile measured", extra={"seconds": time.perf_counter() - started})
             await self._write(key, cost)
+        self._open = key
         return cost
 
     async def with_drafter(
         self,
         workers: Workers,
-        cost: StepCost,
         features: bytes,
+        cost: StepCost,
         info: DrafterInfo,
         turn: AbstractAsyncContextManager[None],
     ) -> StepCost:
@@ -61,14 +76,20 @@ class CostBook:
         """
         key = self._key(replace(workers, drafter_info=info))
         known = await self._read(key)
-        if known is not None:
-            return known
-        assert workers.drafter is not None, "only a deployment with a drafter is joined by one"
-        drafts = await time_drafts(workers.drafter, info.block_size, features, turn)
-        log.info("drafts measured while serving", extra={"seconds": dict(drafts)})
-        cost = replace(cost, draft=Curve.through(drafts))
-        await self._write(key, cost)
-        return cost
+        if known is None:
+            assert workers.drafter is not None, "only a deployment with a drafter is joined by one"
+            drafts = await time_drafts(workers.drafter, info, self._limits, features, turn)
+            log.info("drafts measured while serving", extra={"seconds": dict(drafts)})
+            known = replace(cost, draft=Curve.through(drafts))
+            await self._write(key, known)
+        self._open = key
+        return known
+
+    async def keep(self, cost: StepCost | None) -> None:
+        """Save what became of the surface that was handed out last."""
+        if self._open is not None and cost is not None and cost != self._kept:
+            await self._save(self._open, cost)
+            log.debug("cost profile kept: %s", headline(cost))
 
     def _key(self, workers: Workers) -> ProfileKey:
         drafter = workers.drafter_info
@@ -94,10 +115,15 @@ class CostBook:
             _age(json.loads(text).get("measured_at")),
             headline(cost),
         )
+        self._kept = cost
         return cost
 
     async def _write(self, key: ProfileKey, cost: StepCost) -> None:
         log.info("cost profile: %s", headline(cost))
+        await self._save(key, cost)
+
+    async def _save(self, key: ProfileKey, cost: StepCost) -> None:
+        self._kept = cost
         profile = json.loads(cost.to_json(key)) | {"measured_at": time.time()}
         await self._store.put(_name(key), json.dumps(profile, indent=2))
 

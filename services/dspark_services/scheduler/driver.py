@@ -17,27 +17,32 @@ from dspark.core.errors import (
     StaleStepError,
     WorkerUnavailableError,
 )
+from dspark.core.refresh import CostRefresher, StepTime
 from dspark.core.types import (
     DraftBatch,
     DrafterInfo,
     DraftReply,
     SequenceKey,
     TargetInfo,
+    VerificationMode,
     VerifyBatch,
     VerifyReply,
 )
+from dspark.engine.calibrator import CalibrationStatus, Calibrator
 from dspark.engine.engine import Engine
-from dspark.engine.events import GateStatus, StepStart
+from dspark.engine.events import GateState, GateStatus, StepStart
 from dspark.engine.ports import DrafterPort, VerifierPort
 from dspark.engine.request import Request
 from dspark_services.scheduler.handshake import check_drafter_fits, check_same_target
 from dspark_services.scheduler.observer import NullObserver, Observer, StepTiming
+from dspark_services.scheduler.step_time import step_time
 from dspark_services.scheduler.streams import EventStream, StreamTable
 
 log = logging.getLogger(__name__)
 
-DrafterTiming = Callable[[DrafterInfo, asyncio.Lock], Awaitable[StepCost]]
-"""Time a drafter that has just been met, call by call between steps: each call takes the lock."""
+DrafterTiming = Callable[[StepCost, DrafterInfo, asyncio.Lock], Awaitable[StepCost]]
+"""Add to a surface the drafts of a drafter that has just been met, timed call by call between
+steps: each call takes the lock."""
 
 _FIRST_RETRY_SECONDS = 0.05
 _LONGEST_RETRY_SECONDS = 2.0
@@ -70,10 +75,14 @@ class Driver:
         verifier_deadline: float,
         max_waiting: int,
         time_drafter: DrafterTiming | None = None,
+        refresh_cost: bool = False,
+        recall: Callable[[DrafterInfo], Awaitable[Calibrator]] | None = None,
         observer: Observer | None = None,
     ) -> None:
         """``verifier_deadline`` [s]: longest absence of the verifier that requests sit out.
         ``time_drafter``: how to learn what drafts cost, where the engine does not know yet.
+        ``refresh_cost``: keep the engine's cost surface current from the steps that are served.
+        ``recall``: what is known about the confidences of a drafter that has been met.
         """
         self._engine = engine
         self._target = target
@@ -82,6 +91,11 @@ class Driver:
         self._verifier_deadline = verifier_deadline
         self._max_waiting = max_waiting
         self._time_drafter = time_drafter
+        self._recall = recall
+        self._refresher: CostRefresher | None = None
+        if refresh_cost and engine.cost is not None:
+            self._refresher = CostRefresher(engine.cost)
+        self._block_size = 0  # of the drafter that was attached last
         self._observer = observer or NullObserver()
         self._streams = StreamTable()
         self._wake = asyncio.Event()
@@ -123,6 +137,11 @@ class Driver:
     def cost(self) -> StepCost | None:
         """The cost profile that plans are made with."""
         return self._engine.cost
+
+    @property
+    def calibration(self) -> dict[VerificationMode, CalibrationStatus]:
+        """How well the drafter's confidences predict, by mode. Takes milliseconds."""
+        return self._engine.calibration
 
     @property
     def status(self) -> DriverStatus:
@@ -176,7 +195,18 @@ class Driver:
             return
         self._streams.deliver(outcome.events)
         clock.lap("commit")
-        self._observer.on_step(outcome, clock.timing(drafts, verdicts))
+        timing = clock.timing(drafts, verdicts)
+        self._observer.on_step(outcome, timing)
+        if drafts is not None or drafts_wanted is None:  # else it waited for nothing
+            self._learn_cost(step_time(outcome.stats, timing, drafts_wanted, self._block_size))
+
+    def _learn_cost(self, step: StepTime | None) -> None:
+        """Between steps: a step is planned and judged by one surface from begin to commit."""
+        if step is None or self._refresher is None:
+            return
+        cost = self._refresher.observe(step)
+        if cost is not None:
+            self._engine.use_cost(cost)
 
     # --- Drafter: fail open ------------------------------------------------------------------
 
@@ -216,10 +246,16 @@ class Driver:
             try:
                 info = await drafter.handshake()
                 check_drafter_fits(info, self._target)
-                if self._time_drafter is not None:
-                    self._engine.use_cost(await self._time_drafter(info, self._turn))
+                cost = self._engine.cost
+                if self._time_drafter is not None and cost is not None:
+                    cost = await self._time_drafter(cost, info, self._turn)
                     self._time_drafter = None
-                self._engine.attach_drafter(info)
+                    self._engine.use_cost(cost)
+                    if self._refresher is not None:
+                        self._refresher = CostRefresher(cost)
+                calibrator = None if self._recall is None else await self._recall(info)
+                self._engine.attach_drafter(info, calibrator)
+                self._block_size = info.block_size
                 break
             except WorkerUnavailableError as error:
                 log.debug("drafter not back: %s", error)
@@ -232,6 +268,8 @@ class Driver:
             delay = min(2 * delay, _LONGEST_RETRY_SECONDS)
         self._drafter_ready = True
         log.info("drafter attached", extra={"drafter": info.name, "incarnation": info.incarnation})
+        if self._engine.gate.state is GateState.NO_DATA:
+            log.warning("decoding without drafts: %s", self._engine.gate.reason)
 
     # --- Verifier: fail safe -----------------------------------------------------------------
 
@@ -306,6 +344,7 @@ class _Stopwatch:
         draft = parts["draft"] if drafts is None else drafts.seconds
         return StepTiming(
             draft=draft,
+            draft_wait=parts["draft"],
             plan=parts["plan"],
             verify=verdicts.seconds,
             backbone=verdicts.backbone_seconds,

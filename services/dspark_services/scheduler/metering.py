@@ -28,6 +28,8 @@ class MetricsObserver:
         if stats.q_gap > self._q_gap:
             self._q_gap = stats.q_gap
             metrics.q_gap.set(stats.q_gap)
+        if stats.predicted_seconds and stats.batch_tokens:
+            metrics.cost_error.observe(stats.verify_seconds / stats.predicted_seconds)
         if stats.rows or stats.batch_tokens:  # else it only told the workers what has ended
             self._distribute(stats.batch_tokens, timing)
         for reason, count in (("resync", stats.resynced), ("reopen", stats.reopened)):

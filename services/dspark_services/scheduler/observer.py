@@ -8,9 +8,11 @@ from dspark.engine.events import StepOutcome
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
-    """Where the seconds of one step went; the parts add up to (nearly) `total`."""
+    """Where the seconds of one step went; draft, plan, verify, wire and commit add up
+    to (nearly) `total`."""
 
     draft: float  # inside the drafter; of a failed draft, the wait for it
+    draft_wait: float  # until the draft was there, the wire included
     plan: float  # engine, before the target step
     verify: float  # inside the verifier
     backbone: float  # of `verify`: the target's layers

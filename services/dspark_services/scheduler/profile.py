@@ -18,15 +18,19 @@ from dspark.core.types import (
     VerifyBatch,
     VerifyRow,
 )
+from dspark.engine.admission import Limits
 from dspark.engine.ports import DrafterPort, VerifierPort
 from dspark_services.process import new_incarnation
 
-_BATCH_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128)
-_REQUESTS = (1, 4, 16, 32)
+_ALWAYS_TIMED = 64  # batch sizes up to this, however slow the device
+_SPARE_SECONDS = 5.0  # larger ones are timed until the next one would take longer than this
+_MOST_REQUESTS = 8  # of a step that is timed
 _CONTEXT = 128  # tokens a request attends to while batch sizes are timed
-_VARIED_BATCH = 16  # the batch size at which head rows and context are varied
-_LONG_CONTEXT = 512
+_LONG_CONTEXTS = (512, 2048)
+_VARIED_BATCH = 16  # the batch size at which head rows and all contexts are varied
+_OTHER_BATCH = 64  # another, at the first long context
 _REPEATS = 3
+_LONG_STEP_SECONDS = 0.15  # one repeat of such a step is precise enough
 _PROMPT = 64  # tokens of the dummy sequences that drafts are timed with
 _GREEDY = SamplingParams(temperature=0.0)
 
@@ -41,39 +45,62 @@ class Workers:
     drafter_info: DrafterInfo | None
 
 
-async def measure(workers: Workers) -> StepCost:
-    """Time target steps of several shapes and, with a drafter, drafts for several batch sizes."""
-    shapes = _shapes(workers.target)
-    seconds = await workers.verifier.profile(shapes, _REPEATS)
+async def measure(workers: Workers, limits: Limits) -> StepCost:
+    """Time target steps of all sizes that `limits` allow and, with a drafter, drafts.
+
+    Raises:
+        ConfigError: the KV cache is too small for steps of two sizes.
+    """
+    verify = await time_steps(workers.verifier, workers.target, limits)
     features, overhead = await run_dummy(workers)
     drafts = []
     if workers.drafter is not None and workers.drafter_info is not None:
-        block_size = workers.drafter_info.block_size
-        drafts = await time_drafts(workers.drafter, block_size, features)
-    return StepCost.from_profile(
-        list(zip(shapes, seconds, strict=True)), drafts, overhead_seconds=overhead
-    )
+        drafts = await time_drafts(workers.drafter, workers.drafter_info, limits, features)
+    return StepCost.from_profile(verify, drafts, overhead_seconds=overhead)
 
 
-def _shapes(target: TargetInfo) -> list[ProfileShape]:
-    """Batch sizes with a head row each, then one size with fewer head rows and longer contexts."""
+async def time_steps(
+    verifier: VerifierPort, target: TargetInfo, limits: Limits
+) -> list[tuple[ProfileShape, float]]:
+    """Seconds of target steps: sizes in powers of two with a head row for each token, then some of
+    them with fewer head rows and with longer contexts.
 
-    def shape(batch_tokens: int, *, head_rows: int, context: int) -> ProfileShape:
-        requests = min(batch_tokens, 8)
+    Where a device is slow the largest sizes are left out: there a step is all multiplication, and
+    the curve goes on as straight as it was.
+    """
+    timed: list[tuple[ProfileShape, float]] = []
+
+    async def time(size: int, *, head_rows: int, context: int) -> None:
+        requests = min(size, _MOST_REQUESTS)
         # A small cache bounds the contexts that can be timed.
         room = target.num_blocks // requests * target.block_size
-        context = min(context, target.max_context, room)
-        return ProfileShape(batch_tokens, head_rows, requests, context)
+        context = max(min(context, target.max_context, room), -(-size // requests))
+        shape = ProfileShape(size, head_rows, requests, context)
+        slow = bool(timed) and timed[-1][1] >= _LONG_STEP_SECONDS
+        (seconds,) = await verifier.profile([shape], 1 if slow else _REPEATS)
+        timed.append((shape, seconds))
 
-    capacity = target.num_blocks * target.block_size
-    sizes = [size for size in _BATCH_TOKENS if size <= capacity // 2]
-    shapes = [shape(size, head_rows=size, context=_CONTEXT) for size in sizes]
-    varied = min(_VARIED_BATCH, sizes[-1])
-    return [
-        *shapes,
-        shape(varied, head_rows=1, context=_CONTEXT),
-        shape(varied, head_rows=varied, context=_LONG_CONTEXT),
-    ]
+    deadline = perf_counter() + _SPARE_SECONDS
+    for size in _sizes(target, limits):
+        if size > _ALWAYS_TIMED:
+            expected = 2 * 2 * timed[-1][1]  # twice the size, run twice
+            if perf_counter() + expected > deadline:
+                break
+        await time(size, head_rows=size, context=_CONTEXT)
+    largest = max((shape.batch_tokens for shape, _ in timed), default=0)
+    for varied, contexts in ((_VARIED_BATCH, _LONG_CONTEXTS), (_OTHER_BATCH, _LONG_CONTEXTS[:1])):
+        if varied <= largest:
+            await time(varied, head_rows=1, context=_CONTEXT)
+            for context in contexts:
+                await time(varied, head_rows=varied, context=context)
+    return timed
+
+
+def _sizes(target: TargetInfo, limits: Limits) -> list[int]:
+    """Powers of two up to the first that no step exceeds, and to what half the cache holds."""
+    wanted = max(limits.max_batch_tokens, limits.max_running + limits.max_prefill_tokens)
+    largest = min(2 * wanted - 1, target.num_blocks * target.block_size // 2)
+    return [1 << power for power in range(largest.bit_length())]
 
 
 async def run_dummy(workers: Workers) -> tuple[bytes, float]:
@@ -99,7 +126,8 @@ async def run_dummy(workers: Workers) -> tuple[bytes, float]:
 
 async def time_drafts(
     drafter: DrafterPort,
-    block_size: int,
+    info: DrafterInfo,
+    limits: Limits,
     features: bytes,
     turn: AbstractAsyncContextManager[None] | None = None,
 ) -> list[tuple[int, float]]:
@@ -120,14 +148,22 @@ async def time_drafts(
     one_row = features[: len(features) // _PROMPT]
     times: list[tuple[int, float]] = []
     step = 0
-    for requests in _REQUESTS:
+    for requests in _request_counts(limits.max_running):
         keys = tuple(SequenceKey(incarnation, index) for index in range(requests))
         opening = [DraftRow(key, 0, [0] * (_PROMPT + 1), features, 0, _GREEDY) for key in keys]
         await timed(DraftBatch(step := step + 1, tuple(opening)))
         seconds = []
         for length in range(_PROMPT + 1, _PROMPT + 1 + _REPEATS):
-            rows = [DraftRow(key, length, [0], one_row, block_size, _GREEDY) for key in keys]
+            rows = [DraftRow(key, length, [0], one_row, info.block_size, _GREEDY) for key in keys]
             seconds.append(await timed(DraftBatch(step := step + 1, tuple(rows))))
         await timed(DraftBatch(step := step + 1, (), close=keys))
         times.append((requests, median(seconds)))
     return times
+
+
+def _request_counts(most: int) -> list[int]:
+    """1, 4, 16, ..., and where these end: two counts at least, for a curve."""
+    counts = [1]
+    while counts[-1] < most:
+        counts.append(min(4 * counts[-1], most))
+    return counts if len(counts) > 1 else [1, 2]

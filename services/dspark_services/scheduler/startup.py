@@ -2,6 +2,7 @@
 engine.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from dspark.engine.ports import DrafterPort, VerifierPort
 from dspark.ops.settings import Settings
 from dspark.ops.state import open_store
 from dspark_services.process import new_incarnation
+from dspark_services.scheduler.calibrations import CalibrationBook
 from dspark_services.scheduler.clients import GrpcDrafter, GrpcVerifier
 from dspark_services.scheduler.costs import CostBook
 from dspark_services.scheduler.driver import Driver
@@ -24,6 +26,8 @@ from dspark_services.scheduler.observer import Observer
 from dspark_services.scheduler.profile import Workers, run_dummy
 
 log = logging.getLogger(__name__)
+
+_SAVE_EVERY_SECONDS = 60.0
 
 
 class Verifier(VerifierPort, Protocol):
@@ -47,24 +51,26 @@ async def ready_driver(settings: Settings, observer: Observer | None) -> AsyncIt
     verifier, drafter = await _connect(settings, incarnation)
     try:
         workers = await _meet(settings, verifier, drafter)
-        book = CostBook(store, settings.num_threads, reprofile=settings.reprofile)
+        limits = Limits(
+            max_running=settings.max_running,
+            max_prefill_tokens=settings.max_prefill_tokens,
+            max_batch_tokens=settings.max_batch_tokens,
+        )
+        book = CostBook(store, settings.num_threads, limits, reprofile=settings.reprofile)
         cost = await book.of(workers)
         time_drafter = None
-        if drafter is not None and workers.drafter_info is None:
+        if cost is not None and drafter is not None and workers.drafter_info is None:
             features, _ = await run_dummy(workers)  # now: later it would disturb requests
-            time_drafter = partial(book.with_drafter, workers, cost, features)
+            time_drafter = partial(book.with_drafter, workers, features)
         engine = Engine(
             incarnation=incarnation,
             target=workers.target,
             planner=parse_planner(settings.planner),
             cost=cost,
-            limits=Limits(
-                max_running=settings.max_running,
-                max_prefill_tokens=settings.max_prefill_tokens,
-                max_batch_tokens=settings.max_batch_tokens,
-            ),
+            limits=limits,
         )
-        yield Driver(
+        calibrations = CalibrationBook(store)
+        driver = Driver(
             engine,
             workers.target,
             verifier,
@@ -72,13 +78,30 @@ async def ready_driver(settings: Settings, observer: Observer | None) -> AsyncIt
             verifier_deadline=settings.verifier_deadline,
             max_waiting=settings.max_waiting,
             time_drafter=time_drafter,
+            refresh_cost=True,
+            recall=calibrations.of,
             observer=observer,
         )
+        saving = asyncio.create_task(_save_now_and_then(book, driver, calibrations))
+        try:
+            yield driver
+        finally:
+            saving.cancel()
+            await book.keep(driver.cost)
+            await calibrations.save()
     finally:
         await store.close()
         await verifier.close()
         if drafter is not None:
             await drafter.close()
+
+
+async def _save_now_and_then(book: CostBook, driver: Driver, calibrations: CalibrationBook) -> None:
+    """So that a scheduler that is killed, or another beside it, starts with recent knowledge."""
+    while True:
+        await asyncio.sleep(_SAVE_EVERY_SECONDS)
+        await book.keep(driver.cost)
+        await calibrations.save()
 
 
 async def _connect(settings: Settings, incarnation: int) -> tuple[Verifier, Drafter | None]:

@@ -23,7 +23,7 @@ from dspark.core.types import ProfileShape
 Count: TypeAlias = int | NDArray[np.int64]
 Seconds: TypeAlias = NDArray[np.float64]
 
-_SHORTEST = 1e-6  # seconds; keeps a curve positive where noise exceeds what a tiny model costs
+SHORTEST = 1e-6  # seconds; keeps a curve positive where noise exceeds what a tiny model costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Curve:
         maximum, because more work in less time can only be noise."""
         counts = sorted({count for count, _ in points})
         means = [float(np.mean([s for c, s in points if c == count])) for count in counts]
-        rising = np.maximum.accumulate(np.maximum(means, _SHORTEST)) if means else np.array([])
+        rising = np.maximum.accumulate(np.maximum(means, SHORTEST)) if means else np.array([])
         return cls(tuple(counts), tuple(rising.tolist()))
 
     def __call__(self, count: Count) -> Seconds:
@@ -142,6 +142,15 @@ class StepCost:
             context_token_seconds=float(slopes[1]),
             overhead_seconds=overhead_seconds,
         )
+
+    @property
+    def missing(self) -> str:
+        """Why plans cannot rest on this surface, in words; empty if they can."""
+        if self.head_row_seconds == 0 and self.tokens.seconds[0] == self.tokens.seconds[-1]:
+            return "the cost profile is flat: a large step seems as fast as a small one"
+        if self.draft is None:  # drafts would seem to be free
+            return "the drafter's cost is not known"
+        return ""
 
     def draft_seconds(self, requests: int) -> float:
         """Seconds of one draft call for `requests` sequences; 0 where nothing drafts."""

@@ -5,16 +5,24 @@ draft, that row is decoded plainly, and the sequence is synchronised anew.
 """
 
 from collections.abc import Iterable
+from itertools import compress
 
 import numpy as np
 
-from dspark.core.calibration import Array
 from dspark.core.cost import StepCost
 from dspark.core.errors import StaleStepError
 from dspark.core.planner import Planner
 from dspark.core.survival import CurrentScores, DeterminedScores
-from dspark.core.types import DraftBatch, DrafterInfo, DraftReply, DraftRow, SequenceKey
-from dspark.engine.drafts import Calibrator, is_usable
+from dspark.core.types import (
+    DraftBatch,
+    DrafterInfo,
+    DraftReply,
+    DraftRow,
+    SequenceKey,
+    VerificationMode,
+)
+from dspark.engine.calibrator import CalibrationStatus, Calibrator
+from dspark.engine.drafts import is_usable
 from dspark.engine.events import FeatureFetch, GateStatus
 from dspark.engine.gate import DraftGate
 from dspark.engine.history import History
@@ -31,13 +39,18 @@ class Drafting:
         self._gate = DraftGate(planner, cost)
         self._info: DrafterInfo | None = None
         self._incarnation: int | None = None  # of the last drafter attached
-        self._calibrator: Calibrator | None = None
+        self._calibrator: Calibrator | None = None  # of the last drafter attached
         self._history = History(block_size=0)
         self._closes: set[SequenceKey] = set()
 
     @property
     def status(self) -> GateStatus:
         return self._gate.status
+
+    @property
+    def calibration(self) -> dict[VerificationMode, CalibrationStatus]:
+        """See `Engine.calibration`."""
+        return {} if self._calibrator is None else self._calibrator.status()
 
     @property
     def has_closes(self) -> bool:
@@ -47,10 +60,15 @@ class Drafting:
     def block_size(self) -> int:
         return 0 if self._info is None else self._info.block_size
 
-    def attach(self, info: DrafterInfo | None, running: Iterable[Sequence]) -> None:
+    def attach(
+        self,
+        info: DrafterInfo | None,
+        calibrator: Calibrator | None,
+        running: Iterable[Sequence],
+    ) -> None:
         """See `Engine.attach_drafter`."""
         if info is not None and info.incarnation != self._incarnation:
-            self._calibrator = Calibrator(info)
+            self._calibrator = calibrator or Calibrator(info)
             self._incarnation = info.incarnation
             self._history = History(info.block_size)
             self._closes.clear()
@@ -151,23 +169,32 @@ class Drafting:
 
     def scores(self, step: Step) -> CurrentScores:
         """Calibrated survival of the drafts of the rows that commit; 0 where there is none."""
-        scores = CurrentScores.from_confidences(
-            [self._confidences(row) for row in step.committing], self.block_size
+        assert self._calibrator is not None, "drafts come from a drafter that was attached"
+        confidences = self._calibrator.confidences(
+            [row.draft for row in step.committing], _modes(step.committing)
         )
+        scores = CurrentScores(np.cumprod(confidences, axis=1, dtype=np.float64))
         return DeterminedScores.of(scores, step.modes) if step.determined else scores
 
     def record(self, step: Step) -> None:
         """Remember how the judged drafts turned out."""
         if step.scores is None or step.drafter is not self._info:
             return
-        for row, survival in zip(step.committing, step.scores.survival, strict=True):
-            if row.proposed and row.accepted is not None:
-                self._history.record(survival, row.admitted, row.accepted)
+        assert self._calibrator is not None, "scores come from a calibrator"
+        judged = [row.proposed > 0 and row.accepted is not None for row in step.committing]
+        rows = list(compress(step.committing, judged))
+        survival = step.scores.survival[judged]
+        admitted = np.array([row.admitted for row in rows], np.int64)
+        accepted = np.array([row.accepted for row in rows], np.int64)
+        for block, sent, kept in zip(survival, admitted.tolist(), accepted.tolist(), strict=True):
+            self._history.record(block, sent, kept)
+        self._calibrator.record(
+            [row.draft for row in rows], _modes(rows), survival, accepted, admitted
+        )
 
-    def _confidences(self, row: Row) -> Array:
-        if row.draft is None or self._calibrator is None:
-            return np.zeros(0)
-        return self._calibrator.confidences(row.draft, row.sequence.request.sampling.mode)
+
+def _modes(rows: Iterable[Row]) -> list[VerificationMode]:
+    return [row.sequence.request.sampling.mode for row in rows]
 
 
 def _draft_row(row: Row) -> DraftRow:

@@ -5,11 +5,7 @@ A drafter is never trusted: what does not fit is dropped, and the row is decoded
 
 from math import isnan
 
-import numpy as np
-
-from dspark.core import calibration
-from dspark.core.errors import DrafterError
-from dspark.core.types import Draft, DrafterInfo, Floats, VerificationMode
+from dspark.core.types import Draft, Floats, VerificationMode
 
 
 def is_usable(draft: Draft, num_draft: int, mode: VerificationMode, vocab_size: int) -> bool:
@@ -53,27 +49,3 @@ def cut(draft: Draft, length: int) -> Draft | None:
         cut=head(draft.cut),
         hidden=draft.hidden[: len(draft.hidden) // len(draft.tokens) * length],
     )
-
-
-class Calibrator:
-    """Turns confidence logits into calibrated confidences, by verification mode.
-
-    Raises DrafterError for a drafter whose temperatures do not cover its block; a mode it has no
-    temperatures for stays as it is.
-    """
-
-    def __init__(self, info: DrafterInfo) -> None:
-        self._temperatures = {
-            mode: np.asarray(info.temperatures.get(mode, (1.0,) * info.block_size))
-            for mode in VerificationMode
-        }
-        for mode, temperatures in self._temperatures.items():
-            if len(temperatures) < info.block_size or not np.all(temperatures > 0):
-                raise DrafterError(
-                    f"Drafter {info.name} needs {info.block_size} positive calibration "
-                    f"temperatures for {mode}, got {temperatures.tolist()}: calibrate it again."
-                )
-
-    def confidences(self, draft: Draft, mode: VerificationMode) -> calibration.Array:
-        """Probability of each drafted token to be kept, given that those before it were, [k]."""
-        return calibration.apply(draft.confidence_logits, self._temperatures[mode])

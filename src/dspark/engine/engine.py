@@ -25,11 +25,13 @@ from dspark.core.types import (
     SequenceKey,
     TargetInfo,
     Verdict,
+    VerificationMode,
     VerifyBatch,
     VerifyReply,
     VerifyRow,
 )
 from dspark.engine.admission import Admission, Limits
+from dspark.engine.calibrator import CalibrationStatus, Calibrator
 from dspark.engine.drafting import Drafting
 from dspark.engine.drafts import cut
 from dspark.engine.events import GateStatus, SequenceEvent, StepOutcome, StepStart
@@ -69,15 +71,18 @@ class Engine:
         self._num_steps = 0
         self._step: Step | None = None
 
-    def attach_drafter(self, info: DrafterInfo | None) -> None:
-        """Turn drafting on; None turns it off until the next call. A new incarnation starts empty.
+    def attach_drafter(
+        self, info: DrafterInfo | None, calibrator: Calibrator | None = None
+    ) -> None:
+        """Turn drafting on; None turns it off until the next call. A new incarnation starts empty,
+        with a `calibrator` that may know the drafter already.
 
         Raises DrafterError if the drafter's calibration does not cover its block.
         """
-        self._drafting.attach(info, self._running.values())
+        self._drafting.attach(info, calibrator, self._running.values())
 
     def use_cost(self, cost: StepCost) -> None:
-        """Plan with another cost surface from now on."""
+        """Plan with another cost surface from the next step on."""
         self._cost = cost
         self._drafting.use_cost(cost)
 
@@ -118,6 +123,11 @@ class Engine:
         return self._cost
 
     @property
+    def calibration(self) -> dict[VerificationMode, CalibrationStatus]:
+        """How well the drafter's confidences predict, by mode. Takes milliseconds."""
+        return self._drafting.calibration
+
+    @property
     def gate(self) -> GateStatus:
         """Whether the engine drafts at present, and why."""
         return self._drafting.status
@@ -131,7 +141,7 @@ class Engine:
         for sequence in self._admission.admit():
             self._running[sequence.key] = sequence
         self._num_steps += 1
-        self._step = Step(self._num_steps, self._select_rows())
+        self._step = Step(self._num_steps, self._select_rows(), self._cost)
         fetch = self._drafting.choose(self._step, self._limits.max_batch_tokens)
         return StepStart(self._step.number, fetch)
 
@@ -210,19 +220,19 @@ class Engine:
         committing = step.committing
         proposed = np.array([row.proposed for row in committing], np.int64)
         load = step.load(proposed, step.capacity, drafted=step.drafter is not None)
-        if self._cost is None:
-            return  # the gate let nothing be drafted
-        if proposed.any():
+        if proposed.any() and step.cost is not None:  # without, the gate let nothing be drafted
             step.scores = self._drafting.scores(step)
-            lengths = self._planner.plan(step.scores, load, self._cost)
+            lengths = self._planner.plan(step.scores, load, step.cost)
             for row, length in zip(committing, lengths.tolist(), strict=True):
                 row.admitted = length
         admitted = sum(row.admitted for row in committing)
-        step.predicted_seconds = float(
-            self._cost.verify_seconds(
-                load.base_tokens + admitted, load.requests + admitted, load.context_tokens
+        step.head_rows, step.context_tokens = load.requests + admitted, load.context_tokens
+        if step.cost is not None:
+            step.predicted_seconds = float(
+                step.cost.verify_seconds(
+                    load.base_tokens + admitted, step.head_rows, step.context_tokens
+                )
             )
-        )
 
     def _verify_row(self, row: Row) -> VerifyRow:
         sequence = row.sequence

@@ -85,6 +85,8 @@ class StepStats:
     rows: int  # rows that committed, those that ended their prefill included
     prefill_tokens: int  # as planned; those the prefix cache had were not processed
     batch_tokens: int  # B as the verifier counted it
+    head_rows: int  # H as planned: rows that needed logits
+    context_tokens: int  # C as planned, over all rows
     proposed_by_position: tuple[int, ...]
     admitted_by_position: tuple[int, ...]
     accepted_by_position: tuple[int, ...]

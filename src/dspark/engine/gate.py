@@ -48,17 +48,18 @@ class DraftGate:
     def open(self) -> None:
         """There is a drafter: judge from now on."""
         self._parked_steps = 0
-        if self._cost is None:
-            self.status = GateStatus(GateState.NO_DATA, "no cost profile, so nothing is drafted")
-        elif self._cost.draft is None:  # its drafts would seem to be free
-            self.status = GateStatus(GateState.NO_DATA, "the drafter's cost is not known")
+        missing = "no cost profile" if self._cost is None else self._cost.missing
+        if missing:
+            self.status = GateStatus(GateState.NO_DATA, f"{missing}, so nothing is drafted")
         else:
             self.status = GateStatus(GateState.WARMING_UP, "nothing observed yet")
 
     def use_cost(self, cost: StepCost) -> None:
         """Judge by another cost surface from now on."""
         self._cost = cost
-        if self.status.state is GateState.NO_DATA:
+        if self.status.state is GateState.NO_DATA or (
+            self.status.state is not GateState.OFF and cost.missing
+        ):
             self.open()
 
     def close(self, reason: str) -> None:
@@ -67,7 +68,7 @@ class DraftGate:
 
     def decide(self, history: History, load: StepLoad) -> Allowance:
         """For a step with this load, whose `caps` are what its rows could draft."""
-        if self._cost is None or self._cost.draft is None:
+        if self._cost is None or self._cost.missing:
             return Allowance(0, 0)
         known = history.scores() if len(history) >= MIN_BLOCKS else NOTHING_KNOWN
         outlook = self._planner.outlook(known, load, self._cost)

@@ -20,6 +20,8 @@ def summarise(
         rows=len(committed),
         prefill_tokens=sum(row.num_pending for row in step.rows if not row.decoding),
         batch_tokens=reply.batch_tokens,
+        head_rows=step.head_rows,
+        context_tokens=step.context_tokens,
         proposed_by_position=_by_position((row.proposed for row in decoded), block_size),
         admitted_by_position=_by_position((row.admitted for row in decoded), block_size),
         accepted_by_position=_by_position((row.kept for row in decoded), block_size),

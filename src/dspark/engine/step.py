@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dspark.core.cost import StepCost
 from dspark.core.planner import Lengths, StepLoad
 from dspark.core.survival import CurrentScores
 from dspark.core.types import Draft, DrafterInfo, SequenceKey, VerificationMode
@@ -45,6 +46,7 @@ class Step:
 
     number: int
     rows: list[Row]
+    cost: StepCost | None = None  # fixed with the rows: another one is for the steps that follow
     capacity: int = 0  # draft tokens that may be verified; fixed before anything is drafted
     drafter: DrafterInfo | None = None
     drafter_closes: tuple[SequenceKey, ...] = ()
@@ -52,6 +54,8 @@ class Step:
     planned: bool = False
     verifier_closes: tuple[SequenceKey, ...] = ()
     scores: CurrentScores | None = None  # of `committing`, in order; None without any draft
+    head_rows: int = 0  # rows of the target step that need logits
+    context_tokens: int = 0  # that all rows attend to, drafts not counted
     predicted_seconds: float | None = None
     reopened: int = 0
 

@@ -5,11 +5,15 @@ The four draft counters are never merged: proposed = admitted + trimmed, and acc
 admitted. Names that start with `vllm:` repeat what tools written for vLLM look for.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
+
+from dspark.core.reliability import PositionScores
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 DRAFT_STAGES = ("proposed", "admitted", "accepted", "trimmed")
@@ -19,8 +23,20 @@ TARGET_PARTS = ("backbone", "head")
 _LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _STEP_SECONDS = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 3, 10)
+_RATIOS = (0.5, 0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2, 4)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 _REQUEST_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+_CALIBRATION = {
+    "count": "Recent verified blocks that reached the position: what the others are measured on",
+    "ece": "Expected calibration error of the survival through a position, 20 bins",
+    "ece_floor": "The same as a perfect model would show at this count",
+    "brier": "Mean squared error of the survival through a position",
+    "auc": "Chance that the survival ranks an accepted position above a rejected one",
+}
+
+ReadCalibration = Callable[[], Mapping[str, Sequence[PositionScores]]]
+"""By verification mode, entry j for block position j."""
 
 Metric = TypeVar("Metric", Counter, Gauge, Histogram)
 
@@ -62,6 +78,11 @@ class Metrics:
         )
         self.batch_tokens = self._histogram(
             "dspark_batch_tokens", "Rows the target processed in a step", _TOKENS
+        )
+        self.cost_error = self._histogram(
+            "dspark_target_seconds_over_expected",
+            "Seconds of a target step over what the cost surface expected",
+            _RATIOS,
         )
         self.gate = Gauge(
             "dspark_gate_state", "1 for the state the draft gate is in", ["state"],
@@ -119,6 +140,10 @@ class Metrics:
                 if stage == "accepted":
                     self._vllm_accepted_per_pos.labels(self._model_name, position).inc(count)
 
+    def watch_calibration(self, read: ReadCalibration) -> None:
+        """Export how well confidences predict, read when metrics are."""
+        self.registry.register(_CalibrationCollector(read))
+
     def render(self) -> bytes:
         """The text exposition of everything, in the format of CONTENT_TYPE."""
         return generate_latest(self.registry)
@@ -143,3 +168,23 @@ class Metrics:
     def _alias(self, kind: type[Metric], name: str, meaning: str) -> Metric:
         metric = kind(f"vllm:{name}", meaning, ["model_name"], registry=self.registry)
         return metric.labels(self._model_name)
+
+
+class _CalibrationCollector(Collector):
+    def __init__(self, read: ReadCalibration) -> None:
+        self._read = read
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        families = {
+            name: GaugeMetricFamily(
+                f"dspark_calibration_{name}", meaning, labels=["mode", "position"]
+            )
+            for name, meaning in _CALIBRATION.items()
+        }
+        for mode, positions in self._read().items():
+            for position, scores in enumerate(positions):
+                for name, family in families.items():
+                    value = getattr(scores, name)
+                    if value is not None:
+                        family.add_metric([mode, str(position)], value)
+        return families.values()

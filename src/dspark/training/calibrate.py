@@ -21,8 +21,9 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
-from dspark.core.calibration import apply, ece, fit_sts
+from dspark.core.calibration import apply, fit_sts
 from dspark.core.errors import DSparkError
+from dspark.core.reliability import ece
 from dspark.core.types import VerificationMode
 from dspark.modeling.drafters.checkpoint import CALIBRATION, load_drafter
 from dspark.modeling.drafters.dspark import DSparkModel

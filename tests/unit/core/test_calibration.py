@@ -1,7 +1,7 @@
 import numpy as np
-import pytest
 
-from dspark.core.calibration import apply, auc, brier, ece, fit_sts, reliability
+from dspark.core.calibration import apply, fit_sts
+from dspark.core.reliability import brier
 
 
 def test_apply_divides_by_the_position_s_temperature() -> None:
@@ -38,51 +38,6 @@ class TestFit:
     def test_ties_go_to_the_temperature_nearest_to_one(self) -> None:
         even = np.zeros((400, 1))  # the temperature of a zero logit changes nothing
         assert fit_sts(even, np.zeros(400), np.ones(400), grid=[0.5, 1.1, 3.0])[0] == 1.1
-
-
-class TestReliability:
-    def test_bins(self) -> None:
-        diagram = reliability([0.0, 0.24, 0.25, 1.0], [0, 1, 1, 0], bins=4)
-        assert diagram.count.tolist() == [2, 1, 0, 1]
-        assert diagram.predicted.tolist() == [0.12, 0.25, 0.0, 1.0]
-        assert diagram.observed.tolist() == [0.5, 1.0, 0.0, 0.0]
-
-    def test_ece_weighs_bins_by_their_count(self) -> None:
-        assert ece([0.1, 0.1, 0.9], [0, 0, 0]) == pytest.approx((2 * 0.1 + 0.9) / 3)
-
-    def test_ece_cancels_inside_a_bin_only(self) -> None:
-        assert ece([0.5, 0.5], [0, 1]) == 0
-        assert ece([0.2, 0.8], [1, 0]) == pytest.approx(0.8)
-
-    def test_no_data_has_no_error(self) -> None:
-        assert ece([], []) == 0
-
-
-def test_brier_is_the_mean_square() -> None:
-    assert brier([1.0, 0.5], [0, 1]) == pytest.approx(0.625)
-    with pytest.raises(ValueError, match="no predictions"):
-        brier([], [])
-
-
-class TestAuc:
-    @pytest.mark.parametrize(
-        ("scores", "labels", "area"),
-        [
-            ([0.1, 0.2, 0.3], [0, 0, 1], 1.0),
-            ([0.3, 0.2, 0.1], [0, 0, 1], 0.0),
-            ([0.5, 0.5], [0, 1], 0.5),
-            ([0.1, 0.5, 0.5, 0.9], [0, 0, 1, 1], 3.5 / 4),
-        ],
-    )
-    def test_share_of_ordered_pairs(
-        self, scores: list[float], labels: list[int], area: float
-    ) -> None:
-        assert auc(scores, labels) == area
-
-    @pytest.mark.parametrize("label", [0, 1])
-    def test_one_kind_of_label_is_not_enough(self, label: int) -> None:
-        with pytest.raises(ValueError, match="both labels"):
-            auc([0.1, 0.2], [label, label])
 
 
 def test_a_fit_does_not_flatten_what_tells_blocks_apart() -> None:

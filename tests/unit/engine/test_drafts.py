@@ -3,10 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dspark.core.errors import DrafterError
 from dspark.core.types import SequenceKey, VerificationMode
-from dspark.engine.drafts import Calibrator, cut, is_usable
-from tests.support.world import block, check_draft, drafter_info
+from dspark.engine.drafts import cut, is_usable
+from tests.support.world import block, check_draft
 
 GREEDY, REJECTION = VerificationMode.GREEDY, VerificationMode.REJECTION
 KEY = SequenceKey(1, 1)
@@ -49,19 +48,3 @@ def test_cutting_keeps_every_part_with_its_token() -> None:
             assert shorter is not None
             assert shorter.tokens.tolist() == [1, 2, 3][:length]
             check_draft(shorter)
-
-
-def test_confidences_use_the_temperatures_of_their_mode() -> None:
-    info = replace(drafter_info(3), temperatures={"greedy": (2.0, 1.0, 0.5)})
-    calibrator = Calibrator(info)
-    draft = block(KEY, [1, 2], [1.0, -1.0])
-    sigmoid = 1 / (1 + np.exp(-np.array([0.5, -1.0])))
-    assert calibrator.confidences(draft, GREEDY) == pytest.approx(sigmoid)
-    raw = 1 / (1 + np.exp(-np.array([1.0, -1.0])))
-    assert calibrator.confidences(draft, REJECTION) == pytest.approx(raw)
-
-
-@pytest.mark.parametrize("temperatures", [(1.0, 1.0), (1.0, 1.0, 0.0)])
-def test_temperatures_that_do_not_fit_are_refused(temperatures: tuple[float, ...]) -> None:
-    with pytest.raises(DrafterError, match="calibrate"):
-        Calibrator(replace(drafter_info(3), temperatures={"greedy": temperatures}))

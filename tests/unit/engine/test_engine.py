@@ -274,6 +274,19 @@ def test_stats_of_a_step_with_drafts() -> None:
     running.run()
 
 
+def test_another_cost_is_for_the_steps_that_follow() -> None:
+    running = world(accuracy=1.0, planner=CausalPlanner())
+    running.engine.add(request(max_tokens=40))
+    running.step()
+    reply = running.begin_and_draft()
+    running.engine.use_cost(step_cost(per_token=100.0))
+    running.verify_and_commit(running.engine.plan(reply))
+    begun, after = running.outcomes[-1].stats, running.step().stats
+    assert begun.admitted == 4
+    assert begun.predicted_seconds == pytest.approx(1.05)
+    assert after.admitted == 0
+
+
 def test_a_new_drafter_is_told_everything_without_being_asked_twice() -> None:
     running = world(accuracy=1.0)
     running.engine.add(request(max_tokens=40))

@@ -85,6 +85,22 @@ def test_another_cost_is_judged_at_once() -> None:
     assert gate.decide(history(0.3), load()) == NOTHING
 
 
+def test_flat_costs_are_no_data_until_others_come() -> None:
+    flat = replace(CHEAP, tokens=replace(CHEAP.tokens, seconds=(1.0, 1.0)))
+    gate = opened(flat)
+    assert gate.decide(history(), load()) == NOTHING
+    assert gate.status.state is GateState.NO_DATA
+    assert gate.status.reason.startswith("the cost profile is flat")
+    gate.use_cost(CHEAP)
+    assert gate.decide(history(), load()) == EVERYTHING
+    gate.use_cost(flat)
+    assert gate.status.state is GateState.NO_DATA
+    assert gate.decide(history(), load()) == NOTHING
+    gate.close("gone")
+    gate.use_cost(flat)
+    assert gate.status.state is GateState.OFF
+
+
 def test_a_baseline_is_never_parked() -> None:
     gate = opened(DEAR, FixedPlanner(2))
     assert gate.decide(history(0.0), load()) == EVERYTHING

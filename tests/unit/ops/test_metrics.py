@@ -6,12 +6,13 @@ import pytest
 from dspark_services.scheduler.metering import MetricsObserver
 from dspark_services.scheduler.observer import StepTiming
 
+from dspark.core.reliability import PositionScores
 from dspark.engine.events import GateState, GateStatus, StepOutcome, StepStats
 from dspark.ops.metrics import Metrics
 
 TIMING = StepTiming(
-    draft=0.01, plan=0.001, verify=0.1, backbone=0.08, head=0.02, wire=0.003, commit=0.002,
-    total=0.116,
+    draft=0.01, draft_wait=0.011, plan=0.001, verify=0.1, backbone=0.08, head=0.02, wire=0.003,
+    commit=0.002, total=0.116,
 )  # fmt: skip
 
 
@@ -21,6 +22,8 @@ def outcome(*, gate: GateState = GateState.DRAFTING, q_gap: float = 0.0) -> Step
         rows=2,
         prefill_tokens=0,
         batch_tokens=6,
+        head_rows=6,
+        context_tokens=100,
         proposed_by_position=(2, 2, 2, 1),
         admitted_by_position=(2, 1, 1, 0),
         accepted_by_position=(1, 1, 0, 0),
@@ -111,6 +114,15 @@ def test_a_step_that_only_closes_sequences_is_no_step_of_the_distributions(
     assert value(metrics, "dspark_step_seconds_count") == 2
 
 
+def test_target_seconds_are_compared_with_what_was_expected(metrics: Metrics) -> None:
+    known = outcome()
+    known = replace(known, stats=replace(known.stats, predicted_seconds=0.2))
+    for each in (known, outcome()):
+        MetricsObserver(metrics).on_step(each, TIMING)
+    assert value(metrics, "dspark_target_seconds_over_expected_count") == 1
+    assert value(metrics, "dspark_target_seconds_over_expected_sum") == 0.5
+
+
 def test_one_gate_state_is_on(metrics: Metrics) -> None:
     observer = MetricsObserver(metrics)
     for current in (GateState.DRAFTING, GateState.PARKED):
@@ -137,3 +149,18 @@ def test_fallbacks_are_counted_by_reason(metrics: Metrics) -> None:
 def test_two_schedulers_in_a_process_do_not_share_values(metrics: Metrics) -> None:
     MetricsObserver(Metrics("other")).on_step(outcome(), TIMING)
     assert value(metrics, "dspark_batch_tokens_sum") == 0
+
+
+def test_calibration_is_read_when_metrics_are() -> None:
+    metrics = Metrics("m")
+    modes = {"greedy": (PositionScores(100, 0.02, 0.01, 0.1, 0.8),)}
+    metrics.watch_calibration(lambda: modes)
+    value = metrics.registry.get_sample_value
+    labels = {"mode": "greedy", "position": "0"}
+    assert value("dspark_calibration_ece", labels) == 0.02
+    assert value("dspark_calibration_ece_floor", labels) == 0.01
+    assert value("dspark_calibration_brier", labels) == 0.1
+    assert value("dspark_calibration_auc", labels) == 0.8
+    modes["greedy"] = (PositionScores(200, 0.01, 0.005, 0.1, None),)
+    assert value("dspark_calibration_count", labels) == 200
+    assert value("dspark_calibration_auc", labels) is None

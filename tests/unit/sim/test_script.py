@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from dspark.core.calibration import apply, auc, ece
+from dspark.core.calibration import apply
+from dspark.core.reliability import auc, ece
 from dspark.sim.script import RIGHT, draw_blocks, draw_script
 from tests.support.workloads import EASY, domain, workload
 

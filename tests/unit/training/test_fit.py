@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from dspark.core.calibration import ece
 from dspark.core.errors import ConfigError
+from dspark.core.reliability import ece
 from dspark.modeling.drafters.checkpoint import load_calibration, load_drafter
 from dspark.training import calibrate, export
 from dspark.training.config import FitConfig

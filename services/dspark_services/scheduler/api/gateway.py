@@ -42,6 +42,9 @@ class Gateway:
             gauge.set_function(lambda: driver.status.running)
         for gauge in (self.metrics.waiting, self.metrics.vllm_waiting):
             gauge.set_function(lambda: driver.status.waiting)
+        self.metrics.watch_calibration(
+            lambda: {mode: own.positions for mode, own in driver.calibration.items()}
+        )
 
     @property
     def driver(self) -> Driver | None:

@@ -59,6 +59,7 @@ def operation_routes(gateway: Gateway) -> APIRouter:
         return common | {
             "driver": asdict(driver.status),
             "target": asdict(driver.target),
+            "calibration": {mode: asdict(own) for mode, own in driver.calibration.items()},
             "cost": None if driver.cost is None else asdict(driver.cost),
         }
 
