@@ -66,7 +66,7 @@ class OnlineCalibration:
     def in_use(self) -> bool:
         """Whether the fit replaces the drafter's own temperatures: enough blocks were seen, and it
         has been the better of the two lately."""
-        return self._blocks >= MIN_BLOCKS and self._lead > 0.0
+        return bool(self._blocks >= MIN_BLOCKS and self._lead > 0.0)
 
     def confidences(self, logits: ArrayLike) -> Array:
         """Calibrated confidences [..., K] of as many logits; -inf, for no token, gives 0."""

@@ -1,5 +1,5 @@
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -50,6 +50,7 @@ def test_a_mode_learns_from_its_own_verdicts() -> None:
     assert status[GREEDY].online
     assert len(status[GREEDY].positions) == 2
     assert status[GREEDY].positions[0].count == 2 * MIN_BLOCKS
+    assert json.loads(json.dumps(asdict(status[GREEDY])))["online"] is True  # as `/status` says it
 
 
 def test_what_was_learnt_can_be_kept() -> None:
