@@ -5,7 +5,7 @@ from itertools import pairwise
 from zlib import crc32
 
 from dspark.core.cost import Curve, StepCost
-from dspark.core.planner import CausalPlanner, NonePlanner, Planner
+from dspark.core.planner import CausalPlanner, FixedPlanner, NonePlanner, Planner
 from dspark.engine.events import GateState, StepOutcome
 from dspark.engine.gate import PROBE_EVERY
 from tests.support.world import VOCAB, World, request, step_cost, target_info
@@ -117,3 +117,36 @@ def test_without_a_cost_profile_it_says_so_and_decodes_plainly() -> None:
     running.decode(request())
     assert running.engine.gate.state is GateState.NO_DATA
     assert running.drafter.calls == 0
+
+
+def real_throughput(
+    believed: StepCost, truth: StepCost, planner: Planner, accuracy: float = 0.7, requests: int = 8
+) -> float:
+    """Where steps take what `truth` says, which the engine can only learn by measuring."""
+    running, length, total = world(believed, accuracy, planner), 600, 0.0
+    for i in range(requests):
+        running.engine.add(request([i % VOCAB], length))
+    while running.engine.has_work:
+        stats = running.step().stats
+        drafting = stats.proposed_by_position[0] if stats.proposed_by_position else 0
+        took = truth.overhead_seconds + truth.draft_seconds(drafting)
+        took += float(
+            truth.verify_seconds(stats.batch_tokens, stats.head_rows, stats.context_tokens)
+        )
+        running.engine.took(took)
+        total += took
+    return length * requests / total
+
+
+def test_a_cost_surface_that_is_wrong_costs_little() -> None:
+    """By expectation alone it would draft in every step, at 0.87 of the throughput."""
+    truth = step_cost(per_token=1.0, per_draft=0.1)
+    plain = real_throughput(IDLE, truth, NonePlanner())
+    assert real_throughput(IDLE, truth, CausalPlanner()) > 0.95 * plain
+
+
+def test_measuring_takes_little_of_what_speculation_gains() -> None:
+    plain = real_throughput(IDLE, IDLE, NonePlanner())
+    always = real_throughput(IDLE, IDLE, FixedPlanner(4))
+    assert always > 1.3 * plain
+    assert real_throughput(IDLE, IDLE, CausalPlanner()) > 0.96 * always

@@ -198,12 +198,14 @@ class Driver:
         timing = clock.timing(drafts, verdicts)
         self._observer.on_step(outcome, timing)
         if drafts is not None or drafts_wanted is None:  # else it waited for nothing
-            self._learn_cost(step_time(outcome.stats, timing, drafts_wanted, self._block_size))
+            step = step_time(outcome.stats, timing, drafts_wanted, self._block_size)
+            self._learn_cost(step, timing.total)
 
-    def _learn_cost(self, step: StepTime | None) -> None:
+    def _learn_cost(self, step: StepTime | None, seconds: float) -> None:
         """Between steps: a step is planned and judged by one surface from begin to commit."""
         if step is None or self._refresher is None:
             return
+        self._engine.took(seconds)
         cost = self._refresher.observe(step)
         if cost is not None:
             self._engine.use_cost(cost)

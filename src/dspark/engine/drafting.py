@@ -86,6 +86,15 @@ class Drafting:
         """See `Engine.use_cost`."""
         self._gate.use_cost(cost)
 
+    def took(self, step: Step, seconds: float) -> None:
+        """See `Engine.took`."""
+        tokens = sum(row.committed for row in step.rows)
+        if tokens and not step.reopened and all(row.decoding for row in step.rows):
+            drafted = any(row.asked for row in step.rows)
+            self._gate.took(
+                drafted=drafted, requests=len(step.rows), tokens=tokens, seconds=seconds
+            )
+
     def close(self, sequence: Sequence) -> None:
         """The sequence is over; the drafter is told with the next batch, if it may hold it."""
         if sequence.known_to_drafter:

@@ -70,6 +70,7 @@ class Engine:
         self._num_sequences = 0
         self._num_steps = 0
         self._step: Step | None = None
+        self._last: Step | None = None  # committed
 
     def attach_drafter(
         self, info: DrafterInfo | None, calibrator: Calibrator | None = None
@@ -178,7 +179,7 @@ class Engine:
         """
         step = self._current_step(planned=True)
         verdicts = checked_verdicts(step, reply)
-        self._step = None
+        self._step, self._last = None, step
         self._closes.difference_update(step.verifier_closes)
         events = []
         for row in step.rows:
@@ -195,6 +196,13 @@ class Engine:
             step, reply, waiting=self.num_waiting, running=self.num_running, gate=self.gate
         )
         return StepOutcome(step.number, tuple(events), stats)
+
+    def took(self, seconds: float) -> None:
+        """Say how long the step committed last took, from `begin` on, where nothing unusual held it
+        up. It helps to decide, from history, whether the steps to come draft.
+        """
+        if self._last is not None:
+            self._drafting.took(self._last, seconds)
 
     def verifier_lost(self) -> None:
         """Abandon the step in flight; every sequence is opened again from its committed tokens."""

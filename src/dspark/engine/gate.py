@@ -14,6 +14,7 @@ from dspark.core.planner import Planner, StepLoad, plain_throughput
 from dspark.core.survival import HistoricalScores
 from dspark.engine.events import GateState, GateStatus
 from dspark.engine.history import History
+from dspark.engine.pace import Pace
 
 MIN_BLOCKS = 16  # observations before the first judgement
 PROBE_EVERY = 16  # parked steps for each one that drafts: with a 15 % draft, about 1 % of the time
@@ -32,12 +33,15 @@ class Allowance:
 
 
 class DraftGate:
-    """Hysteresis around the gain that the planner expects of a step of the current load."""
+    """Hysteresis around the gain of drafting at the current load: the measured one, or the one that
+    the planner expects where too little was measured.
+    """
 
     def __init__(self, planner: Planner, cost: StepCost | None) -> None:
         self._planner = planner
         self._cost = cost
         self._parked_steps = 0
+        self._pace = Pace()
         self.status = GateStatus(GateState.OFF, "no drafter attached")
 
     @property
@@ -48,6 +52,7 @@ class DraftGate:
     def open(self) -> None:
         """There is a drafter: judge from now on."""
         self._parked_steps = 0
+        self._pace = Pace()
         missing = "no cost profile" if self._cost is None else self._cost.missing
         if missing:
             self.status = GateStatus(GateState.NO_DATA, f"{missing}, so nothing is drafted")
@@ -73,8 +78,13 @@ class DraftGate:
         known = history.scores() if len(history) >= MIN_BLOCKS else NOTHING_KNOWN
         outlook = self._planner.outlook(known, load, self._cost)
         if outlook.throughput is not None:
-            gain = outlook.throughput / plain_throughput(load, self._cost) - 1.0
-            self.status = self._judge(gain, load.requests)
+            gain, basis = self._pace.gain(load.requests), "measured"
+            if gain is None:
+                gain = outlook.throughput / plain_throughput(load, self._cost) - 1.0
+                basis = "expected"
+            self.status = self._judge(gain, f"{basis} for {load.requests} requests")
+            if self.status.state is GateState.DRAFTING and self._pace.plain_due(load.requests):
+                return Allowance(0, 0)
         elif len(history) < MIN_BLOCKS:
             observed = f"{len(history)} of {MIN_BLOCKS} blocks observed"
             self.status = GateStatus(GateState.WARMING_UP, observed)
@@ -86,11 +96,17 @@ class DraftGate:
             return Allowance(PROBE_ROWS, min(PROBE_ROWS, load.capacity))
         return Allowance(load.requests, outlook.capacity)
 
-    def _judge(self, gain: float, requests: int) -> GateStatus:
+    def took(self, *, drafted: bool, requests: int, tokens: int, seconds: float) -> None:
+        """A step of decoding rows only is over: it committed `tokens` in `seconds`. Its drafts came
+        from every row that could draft, or from none."""
+        if self.status.state is not GateState.PROBING:
+            self._pace.record(drafted=drafted, requests=requests, tokens=tokens, seconds=seconds)
+
+    def _judge(self, gain: float, basis: str) -> GateStatus:
         parked = self.status.state in (GateState.PARKED, GateState.PROBING)
         if gain >= (RESUME_GAIN if parked else 0.0):
             self._parked_steps = 0
-            return GateStatus(GateState.DRAFTING, f"{gain:+.1%} expected", gain)
+            return GateStatus(GateState.DRAFTING, f"{gain:+.1%} {basis}", gain)
         self._parked_steps += 1
         state = GateState.PARKED if self._parked_steps % (PROBE_EVERY + 1) else GateState.PROBING
-        return GateStatus(state, f"{gain:+.1%} expected for {requests} requests", gain)
+        return GateStatus(state, f"{gain:+.1%} {basis}", gain)

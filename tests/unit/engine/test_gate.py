@@ -8,6 +8,7 @@ from dspark.core.planner import CapacityPlanner, CausalPlanner, FixedPlanner, Pl
 from dspark.engine.events import GateState
 from dspark.engine.gate import MIN_BLOCKS, PROBE_EVERY, PROBE_ROWS, Allowance, DraftGate
 from dspark.engine.history import History
+from dspark.engine.pace import DRAFTED_STEPS, FEWEST, FIRST_PLAIN_EVERY
 from tests.support.world import step_cost
 
 CHEAP = step_cost(per_token=0.01, per_draft=0.01)
@@ -118,3 +119,40 @@ def test_a_closed_gate_stays_closed() -> None:
     gate.close("gone")
     assert not gate.likely_to_draft
     assert gate.status.reason == "gone"
+
+
+def took(gate: DraftGate, steps: int, *, drafted: bool, seconds: float) -> None:
+    for _ in range(steps):
+        gate.took(drafted=drafted, requests=1, tokens=1 + drafted, seconds=seconds)
+
+
+def test_what_was_measured_overrules_what_is_expected() -> None:
+    gate = opened(CHEAP)
+    assert gate.decide(history(0.9), load()) == EVERYTHING
+    took(gate, FEWEST, drafted=True, seconds=3.0)  # two tokens
+    took(gate, FEWEST, drafted=False, seconds=1.0)  # one
+    assert gate.decide(history(0.9), load()) == NOTHING
+    assert gate.status.reason == "-33.3% measured for 1 requests"
+    took(gate, DRAFTED_STEPS, drafted=True, seconds=1.5)
+    took(gate, 1, drafted=False, seconds=1.0)
+    assert gate.decide(history(0.0), load()) == EVERYTHING
+    assert gate.status.reason == "+33.3% measured for 1 requests"
+
+
+def test_where_it_drafts_it_now_and_then_does_not_to_compare() -> None:
+    gate = opened(CHEAP)
+    took(gate, FIRST_PLAIN_EVERY, drafted=True, seconds=1.0)
+    assert gate.decide(history(0.9), load()) == NOTHING
+    assert gate.status.state is GateState.DRAFTING
+    took(gate, 1, drafted=False, seconds=1.0)
+    assert gate.decide(history(0.9), load()) == EVERYTHING
+
+
+def test_a_probe_is_neither_a_plain_nor_a_drafting_step() -> None:
+    gate = opened(CHEAP)
+    took(gate, FEWEST, drafted=True, seconds=3.0)
+    took(gate, FEWEST, drafted=False, seconds=1.0)
+    while gate.status.state is not GateState.PROBING:
+        gate.decide(history(0.9), load())
+    took(gate, DRAFTED_STEPS, drafted=True, seconds=0.1)
+    assert gate.decide(history(0.9), load()) == NOTHING
