@@ -4,7 +4,7 @@ Drafter and verifier are real workers behind gRPC, the scheduler is the real dri
 enumerated; the draws are tested against it by chi-square. What they come to is fixed by their
 nonces, so the outcome is the same in every run. The drafter's confidence in a token gives away the
 one before it: a planner that makes use of that fails in 2,000 draws, those that only rank by it
-pass in 100,000 (`causal`) and 60,000 (`capacity`).
+pass in 100,000 (`causal`) and 40,000 (`capacity`).
 """
 
 import multiprocessing
@@ -19,7 +19,7 @@ from dspark.core.planner import CapacityPlanner, CausalPlanner, FixedPlanner, Th
 from dspark.core.statistics import chi_square_p_value
 from dspark.core.types import SamplingParams
 from dspark.ops.settings import Settings
-from tests.support.draws import BIAS, Draws, Run, draw, exact_law, make_models
+from tests.support.draws import BIAS, TIGHT_COST, Draws, Run, draw, exact_law, make_models
 from tests.support.leaking import LeakingPlanner
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -30,9 +30,9 @@ UNCUT = SamplingParams(temperature=1.0)
 
 LAWFUL = {
     "causal": Run(CausalPlanner(), CUT, range(90_000)),
-    "capacity": Run(CapacityPlanner(), CUT, range(100_000, 150_000)),
+    "capacity": Run(CapacityPlanner(), CUT, range(100_000, 130_000), TIGHT_COST),
     "causal, uncut": Run(CausalPlanner(), UNCUT, range(200_000, 210_000)),
-    "capacity, uncut": Run(CapacityPlanner(), UNCUT, range(210_000, 220_000)),
+    "capacity, uncut": Run(CapacityPlanner(), UNCUT, range(210_000, 220_000), TIGHT_COST),
     "threshold": Run(ThresholdPlanner(0.5), CUT, range(220_000, 225_000)),
     "fixed": Run(FixedPlanner(2), CUT, range(230_000, 235_000)),
 }
@@ -84,7 +84,7 @@ def test_speculation_was_at_work(name: str, draws: dict[str, Future[Draws]]) -> 
     assert result.admitted > answers / 2
     assert 0.3 < result.accepted / result.admitted < 0.95
     if name != "fixed":
-        assert result.proposed - result.admitted > answers / 10  # trimmed, by confidence
+        assert result.proposed - result.admitted > answers / 2  # trimmed, by confidence
 
 
 def test_a_planner_that_looks_ahead_is_seen(

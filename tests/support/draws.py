@@ -43,6 +43,12 @@ COST = StepCost(
     tokens=Curve((1, 2, 3, 2000), (0.03, 0.03 / 0.5, 0.03 / 0.45, 0.26)),
     draft=Curve((1, 1000), (1e-4, 2e-3)),
 )
+# Half as many drafts as requests are nearly free, and none behind them pays: K is then well below
+# what is drafted, so a planner that fixes it has to rank.
+TIGHT_COST = StepCost(
+    tokens=Curve((1, RUNNING, RUNNING + RUNNING // 2, 2000), (0.1, 0.1, 0.11, 2.0)),
+    draft=Curve((1, 1000), (1e-4, 2e-3)),
+)
 CONFIDENCES = (0.9, 0.3)  # of the token behind an even one, behind an odd one
 
 
@@ -53,6 +59,7 @@ class Run:
     planner: Planner
     sampling: SamplingParams
     requests: range  # each number is its request's nonce
+    cost: StepCost = COST
     biased: bool = False  # a defect is planted: see BiasedHead
 
 
@@ -121,7 +128,7 @@ async def _draw(settings: Settings, run: Run) -> Draws:
             verifier,
             drafter,
             planner=run.planner,
-            cost=COST,
+            cost=run.cost,
             limits=LIMITS,
             max_waiting=len(run.requests) + 1,
         ) as (driver, recorder),
