@@ -72,11 +72,17 @@ async def test_a_profile_is_measured_anew_on_demand(
             assert (driver.cost == COST) is used
 
 
-async def test_a_damaged_profile_is_measured_again(settings: Settings) -> None:
-    settings = settings.model_copy(update={"transport": "inproc"})
+async def kept_profile(settings: Settings) -> Path:
+    """What a first start measured and kept."""
     async with ready_driver(settings, None):
         pass
     (path,) = (settings.cache_dir / "state").glob("*.json")
+    return path
+
+
+async def test_a_damaged_profile_is_measured_again(settings: Settings) -> None:
+    settings = settings.model_copy(update={"transport": "inproc"})
+    path = await kept_profile(settings)
     good = path.read_text()
     path.write_text(good[: len(good) // 2])
     async with ready_driver(settings, None):
@@ -88,9 +94,7 @@ async def test_a_profile_of_another_machine_is_refused_in_one_line(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = settings.model_copy(update={"transport": "inproc"})
-    async with ready_driver(settings, None):
-        pass
-    (path,) = (settings.cache_dir / "state").glob("*.json")
+    path = await kept_profile(settings)
     stored = json.loads(path.read_text())
     path.write_text(json.dumps(stored | {"key": stored["key"] | {"device": "cuda", "threads": 64}}))
     caplog.clear()
@@ -128,9 +132,7 @@ async def test_flat_costs_are_called_no_data_everywhere_and_nothing_is_drafted(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = settings.model_copy(update={"transport": "inproc"})
-    async with ready_driver(settings, None):
-        pass
-    (path,) = (settings.cache_dir / "state").glob("*.json")
+    path = await kept_profile(settings)
     stored = json.loads(path.read_text())
     flat = {"tokens": {"counts": [1, 512], "seconds": [0.01, 0.01]}, "head_row_seconds": 0.0}
     path.write_text(json.dumps(stored | {"cost": stored["cost"] | flat}))

@@ -11,6 +11,7 @@ from dspark.bench.load import Answer
 from dspark.modeling.drafters.checkpoint import load_config, resolve_drafter
 from dspark.modeling.targets import resolve_target
 from dspark.ops.settings import Settings
+from dspark.training.generation import chat_ids
 from dspark.training.held_out import Score, evaluate, table_drafter
 from dspark.training.ngram_table import NgramTable
 from dspark.training.shards import CachedSequence, ResponseCache, SequenceInfo
@@ -36,10 +37,7 @@ def table_scores(
 
 def _sequence(answer: Answer, tokenizer: Any) -> CachedSequence:
     """The answer as the cache would hold it, without features: a table needs none."""
-    messages = [{"role": "user", "content": answer.prompt.prompt}]
-    prompt_ids = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, return_dict=False
-    )
+    prompt_ids = chat_ids(tokenizer, answer.prompt.prompt)
     ids = torch.tensor([*prompt_ids, *answer.token_ids], dtype=torch.int32)
     mask = (torch.arange(len(ids)) >= len(prompt_ids)).to(torch.uint8)
     nothing = torch.empty(len(ids), 0, dtype=torch.bfloat16)

@@ -1,13 +1,11 @@
 """`dspark profile`: what steps cost on this machine, measured anew through the real services."""
 
-from typing import Any
-
 import httpx
 from rich.console import Console
 from rich.table import Table
 
 from dspark.cli.server import private_server
-from dspark.core.cost import Curve, StepCost
+from dspark.core.cost import StepCost
 from dspark.ops.settings import Settings
 
 
@@ -20,7 +18,7 @@ def measure_anew(settings: Settings, console: Console) -> StepCost:
     settings = settings.model_copy(update={"reprofile": True})
     with private_server(settings, console) as url:
         reply = httpx.get(f"{url}/status", trust_env=False)
-    return _read(reply.json()["cost"])
+    return StepCost.from_fields(reply.json()["cost"])
 
 
 def tables(cost: StepCost) -> list[Table]:
@@ -40,13 +38,3 @@ def tables(cost: StepCost) -> list[Table]:
     rest.add_row("a token of context", f"{cost.context_token_seconds * 1e6:.2f}")
     rest.add_row("outside both models", f"{cost.overhead_seconds * 1e6:.0f}")
     return [*shown, rest]
-
-
-def _read(fields: dict[str, Any]) -> StepCost:
-    """The surface, from its fields as JSON gives them."""
-    curves = {name: fields[name] for name in ("tokens", "draft") if fields[name] is not None}
-    return StepCost(**fields | {name: _curve(curve) for name, curve in curves.items()})
-
-
-def _curve(fields: dict[str, Any]) -> Curve:
-    return Curve(**fields | {name: tuple(fields[name]) for name in ("counts", "seconds")})

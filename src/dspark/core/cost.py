@@ -177,6 +177,13 @@ class StepCost:
             + self.context_token_seconds * context_tokens
         )
 
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """The surface whose fields these are, as `asdict` and JSON give them. Raises KeyError or
+        TypeError for other fields, ConfigError for values that make no surface."""
+        draft = None if fields["draft"] is None else _read_curve(fields["draft"])
+        return cls(**fields | {"tokens": _read_curve(fields["tokens"]), "draft": draft})
+
     def to_json(self, key: ProfileKey) -> str:
         return json.dumps({"key": asdict(key), "cost": asdict(self)}, indent=2)
 
@@ -186,9 +193,7 @@ class StepCost:
         something else than `key`, naming the fields that differ."""
         try:
             stored = json.loads(text)
-            measured_for, cost = ProfileKey(**stored["key"]), stored["cost"]
-            draft = _read_curve(cost["draft"]) if cost["draft"] is not None else None
-            surface = cls(**cost | {"tokens": _read_curve(cost["tokens"]), "draft": draft})
+            measured_for, surface = ProfileKey(**stored["key"]), cls.from_fields(stored["cost"])
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"The cost profile cannot be read ({error!r}): delete it.") from error
         differing = [

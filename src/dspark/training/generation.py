@@ -8,6 +8,7 @@ decoding.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,6 +50,14 @@ class Answer:
     # zero before the prompt's last token and on the last row
 
 
+def chat_ids(tokenizer: Any, prompt: str) -> list[int]:
+    """Token ids of one user message, ready for the assistant's turn."""
+    messages = [{"role": "user", "content": prompt}]
+    return list(
+        tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    )
+
+
 class LoadedTarget:
     """The target as the generation commands need it: tokenizer, backbone, head, stop ids."""
 
@@ -64,13 +73,7 @@ class LoadedTarget:
         self.stop_ids = frozenset([stop] if isinstance(stop, int) else stop or [])
 
     def chat_ids(self, prompt: str) -> list[int]:
-        """Token ids of one user message, ready for the assistant's turn."""
-        messages = [{"role": "user", "content": prompt}]
-        return list(
-            self.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, return_dict=False
-            )
-        )
+        return chat_ids(self.tokenizer, prompt)
 
 
 @dataclass(slots=True)
