@@ -61,13 +61,14 @@ FAULTS = (
 STOPS = ((), (), ("bc", "><"), ("c<", "\u20ac", "ab>"), ("\ufffd",))
 
 worlds = st.builds(
-    lambda seed, accuracy, planner, per_token, per_draft, limits, num_blocks: World(
+    lambda seed, accuracy, planner, per_token, per_draft, limits, num_blocks, cap_accept: World(
         seed=seed,
         accuracy=accuracy,
         planner=planner,
         cost=step_cost(per_token, per_draft),
         limits=limits,
         info=target_info(max_context=MAX_CONTEXT, num_blocks=num_blocks),
+        cap_accept_every=cap_accept,
     ),
     seed=st.integers(0, 2**32),
     accuracy=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
@@ -83,6 +84,7 @@ worlds = st.builds(
         max_batch_tokens=st.sampled_from([4, 64]),
     ),
     num_blocks=st.sampled_from([10, 25]),
+    cap_accept=st.sampled_from([0, 1, 3]),
 )
 
 
@@ -250,6 +252,7 @@ class Rehearsed:
             target=lambda prefix: 0,
             limits=Limits(max_batch_tokens=rng.choice((8, 64))),
             info=target_info(max_context=1000, num_blocks=5000),
+            cap_accept_every=rng.choice((0, 1, 2)),
         )
         self._add(SAMPLED)
         for _ in range(rng.randrange(3)):

@@ -319,6 +319,7 @@ class World:
     cost: StepCost | None = field(default_factory=step_cost)
     limits: Limits = field(default_factory=Limits)
     info: TargetInfo = field(default_factory=target_info)
+    cap_accept_every: int = 0
 
     def __post_init__(self) -> None:
         rng = Random(self.seed)
@@ -332,6 +333,7 @@ class World:
             planner=self.planner,
             cost=self.cost,
             limits=self.limits,
+            cap_accept_every=self.cap_accept_every,
         )
         self.engine.attach_drafter(self.drafter.info)
         self.events: dict[SequenceKey, list[SequenceEvent]] = {}

@@ -22,6 +22,8 @@ class MetricsObserver:
         metrics.vllm_drafts.inc(next(iter(stats.proposed_by_position), 0))
         metrics.vllm_draft_tokens.inc(stats.proposed)
         metrics.vllm_accepted_tokens.inc(stats.accepted)
+        metrics.cap_accept["destroyed"].inc(stats.destroyed)
+        metrics.cap_accept["spared"].inc(stats.spared)
         for verified, accepted in zip(stats.verified_lengths, stats.accepted_lengths, strict=True):
             metrics.verified_length.observe(verified)
             metrics.accepted_length.observe(accepted)

@@ -68,6 +68,7 @@ async def ready_driver(settings: Settings, observer: Observer | None) -> AsyncIt
             planner=parse_planner(settings.planner),
             cost=cost,
             limits=limits,
+            cap_accept_every=settings.cap_accept_every,
         )
         calibrations = CalibrationBook(store)
         driver = Driver(

@@ -23,19 +23,24 @@ from dspark.core.types import (
 )
 from dspark.engine.calibrator import CalibrationStatus, Calibrator
 from dspark.engine.drafts import is_usable
-from dspark.engine.events import FeatureFetch, GateStatus
+from dspark.engine.events import FeatureFetch, GateState, GateStatus
 from dspark.engine.gate import DraftGate
 from dspark.engine.history import History
 from dspark.engine.sequence import Sequence
 from dspark.engine.step import Row, Step
 
+CAP_ACCEPT_ROWS = 4  # in a step: a busy batch then pays for a few rows, not for all of them
+
 
 class Drafting:
     """Everything the engine knows about its drafter, attached or not."""
 
-    def __init__(self, planner: Planner, cost: StepCost | None, vocab_size: int) -> None:
+    def __init__(
+        self, planner: Planner, cost: StepCost | None, vocab_size: int, cap_accept_every: int
+    ) -> None:
         self._planner = planner
         self._vocab_size = vocab_size
+        self._cap_accept_every = cap_accept_every
         self._gate = DraftGate(planner, cost)
         self._info: DrafterInfo | None = None
         self._incarnation: int | None = None  # of the last drafter attached
@@ -89,7 +94,8 @@ class Drafting:
     def took(self, step: Step, seconds: float) -> None:
         """See `Engine.took`."""
         tokens = sum(row.committed for row in step.rows)
-        if tokens and not step.reopened and all(row.decoding for row in step.rows):
+        usual = not step.reopened and not any(row.shadowed for row in step.rows)
+        if tokens and usual and all(row.decoding for row in step.rows):
             drafted = any(row.asked for row in step.rows)
             self._gate.took(
                 drafted=drafted, requests=len(step.rows), tokens=tokens, seconds=seconds
@@ -119,11 +125,22 @@ class Drafting:
         for row in able[allowance.rows :]:
             row.max_draft = 0
         step.capacity = allowance.capacity
+        if allowance.rows and self._gate.status.state is GateState.DRAFTING:
+            self._shadow(step.number, able, room)
         return tuple(
             FeatureFetch(row.sequence.key, context.wanted_start, row.sequence.computed_len)
             for row in able[: allowance.rows]
             if (context := row.sequence.draft_context).has_gap
         )
+
+    def _shadow(self, step: int, rows: list[Row], room: int) -> None:
+        """In every n-th step, have a few rows verified whole: cap-accept. Which ones follows from
+        the step's number and from what the rows could draft, so it biases neither the output nor
+        what is measured."""
+        turn, rest = divmod(step, self._cap_accept_every or step + 1)
+        if turn and not rest and sum(row.max_draft for row in rows) <= room:
+            for place in range(min(CAP_ACCEPT_ROWS, len(rows))):
+                rows[(turn * CAP_ACCEPT_ROWS + place) % len(rows)].shadowed = True
 
     def wants_features(self, row: Row) -> bool:
         """Whether the verdict of `row` should bring features, because the next step may draft."""

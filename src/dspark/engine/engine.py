@@ -57,14 +57,17 @@ class Engine:
         planner: Planner,
         cost: StepCost | None,
         limits: Limits,
+        cap_accept_every: int = 0,
     ) -> None:
+        """`cap_accept_every` steps: once in so many, a few rows are verified whole, to measure
+        what planning destroys and spares; 0: never."""
         self._incarnation = incarnation
         self._target = target
         self._planner = planner
         self._cost = cost
         self._limits = limits
         self._admission = Admission(target, limits.max_running)
-        self._drafting = Drafting(planner, cost, target.vocab_size)
+        self._drafting = Drafting(planner, cost, target.vocab_size, cap_accept_every)
         self._running: dict[SequenceKey, Sequence] = {}  # in order of admission
         self._closes: set[SequenceKey] = set()  # the verifier has not confirmed these
         self._num_sequences = 0
@@ -232,7 +235,7 @@ class Engine:
             step.scores = self._drafting.scores(step)
             lengths = self._planner.plan(step.scores, load, step.cost)
             for row, length in zip(committing, lengths.tolist(), strict=True):
-                row.admitted = length
+                row.planned = length
         admitted = sum(row.admitted for row in committing)
         step.head_rows, step.context_tokens = load.requests + admitted, load.context_tokens
         if step.cost is not None:

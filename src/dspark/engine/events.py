@@ -92,6 +92,8 @@ class StepStats:
     accepted_by_position: tuple[int, ...]
     verified_lengths: tuple[int, ...]
     accepted_lengths: tuple[int, ...]
+    destroyed: int  # tokens committed on cap-accept rows that the planner would have trimmed
+    spared: int  # tokens of those rows that it would have trimmed and that came to nothing
     resynced: int  # drafts that were unusable: the drafter's length disagreed, or it erred
     reopened: int  # rows the verifier did not know
     waiting: int

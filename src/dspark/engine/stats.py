@@ -15,6 +15,7 @@ def summarise(
     """The statistics of a step that was just committed."""
     committed = [row for row in step.rows if row.committed]
     decoded = [row for row in committed if row.decoding]
+    shadowed = [row for row in decoded if row.shadowed]
     block_size = 0 if step.scores is None else step.scores.survival.shape[1]
     return StepStats(
         rows=len(committed),
@@ -27,6 +28,8 @@ def summarise(
         accepted_by_position=_by_position((row.kept for row in decoded), block_size),
         verified_lengths=tuple(1 + row.admitted for row in decoded),
         accepted_lengths=tuple(row.committed for row in decoded),
+        destroyed=sum(row.destroyed for row in shadowed),
+        spared=sum(row.proposed - row.planned - row.destroyed for row in shadowed),
         resynced=step.resynced,
         reopened=step.reopened,
         waiting=waiting,

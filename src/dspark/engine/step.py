@@ -20,7 +20,8 @@ class Row:
     max_draft: int = 0  # draft tokens it may get; follows from committed state
     asked: bool = False  # part of the draft batch that went out
     draft: Draft | None = None  # what came back, if it is usable
-    admitted: int = 0
+    shadowed: bool = False  # verified whole, to learn what its plan would have destroyed
+    planned: int = 0  # draft tokens that the planner admits
     accepted: int | None = None  # as the verdict says; None: not judged
     committed: int = 0  # tokens kept, fewer than accepted + 1 where the output ended
     decoding: bool = field(init=False)
@@ -35,9 +36,19 @@ class Row:
         return 0 if self.draft is None else len(self.draft.tokens)
 
     @property
+    def admitted(self) -> int:
+        """Draft tokens that are verified."""
+        return self.proposed if self.shadowed else self.planned
+
+    @property
     def kept(self) -> int:
         """Draft tokens that were committed: what lies past the end of the output is not."""
         return min(self.accepted or 0, self.committed)
+
+    @property
+    def destroyed(self) -> int:
+        """Draft tokens that were committed although the planner would have trimmed them."""
+        return max(self.kept - self.planned, 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +58,7 @@ class Step:
     number: int
     rows: list[Row]
     cost: StepCost | None = None  # fixed with the rows: another one is for the steps that follow
-    capacity: int = 0  # draft tokens that may be verified; fixed before anything is drafted
+    capacity: int = 0  # draft tokens that may be planned; fixed before anything is drafted
     drafter: DrafterInfo | None = None
     drafter_closes: tuple[SequenceKey, ...] = ()
     resynced: int = 0

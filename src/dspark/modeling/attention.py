@@ -30,44 +30,55 @@ def paged_attention(
     del attention_mask, kwargs  # causality and padding are in the plan
     layer = module.layer_idx
     assert isinstance(layer, int)
-    plan.cache.write(layer, plan.slots, key[0], value[0])
-    keys, values = plan.cache.keys[layer], plan.cache.values[layer]
-    rows = query[0].transpose(0, 1)
-    outputs = [_attend(group, rows, keys, values, scaling) for group in plan.groups]
+    query, key, value = (heads[0].transpose(0, 1) for heads in (query, key, value))
+    mixed = attend(plan, layer, query, torch.cat((key, value), dim=1), scaling)
+    return mixed.view(query.shape).unsqueeze(0), None
+
+
+def attend(
+    plan: AttentionPlan, layer: int, queries: Tensor, keys_values: Tensor, scaling: float
+) -> Tensor:
+    """Write a layer's new keys and values, then attend to all that its rows may see.
+
+    queries: [B, H, hd]; keys_values: [B, 2*KV, hd], the keys first. Returns [B, H*hd].
+    """
+    plan.cache.write(layer, plan.slots, keys_values)
+    cache = plan.cache.layers[layer]
+    outputs = [_attend(group, queries, cache, scaling) for group in plan.groups]
     packed = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return packed.index_select(0, plan.restore).unsqueeze(0), None
+    return packed if plan.restore is None else packed.index_select(0, plan.restore)
 
 
-def _attend(group: Group, rows: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-    """rows: [B, H, hd]; keys, values: [KV, blocks, block_size, hd]. Returns [R*Q, H, hd]."""
-    heads, head_dim = rows.shape[1:]
-    kv_heads, count = keys.shape[0], group.num_spans
+def _attend(group: Group, queries: Tensor, cache: Tensor, scaling: float) -> Tensor:
+    """queries: [B, H, hd]; cache: [2*KV, blocks, block_size, hd]. Returns [R*Q, H*hd]."""
+    heads, head_dim = queries.shape[1:]
+    kv_heads, count = cache.shape[0] // 2, group.num_spans
     share = heads // kv_heads  # query heads that read one KV head become rows of one product
-    queries = rows.index_select(0, group.rows).view(count, -1, kv_heads, share, head_dim)
+    rows = queries if group.rows is None else queries.index_select(0, group.rows)
+    rows = rows.view(count, -1, kv_heads, share, head_dim)
+    keys, values = _context(group, cache)
     mixed = nn.functional.scaled_dot_product_attention(
-        queries.transpose(1, 2).flatten(2, 3),
-        _context(group, keys),
-        _context(group, values),
-        attn_mask=group.mask,
-        scale=scaling,
+        rows.transpose(1, 2).flatten(2, 3), keys, values, attn_mask=group.mask, scale=scaling
     )
     mixed = mixed.view(count, kv_heads, -1, share, head_dim).transpose(1, 2)
-    return mixed.reshape(-1, heads, head_dim)
+    return mixed.reshape(-1, heads * head_dim)
 
 
-def _context(group: Group, cache: Tensor) -> Tensor:
-    """[KV, blocks, block_size, hd] -> [R, KV, N*block_size, hd]; in place where it can be."""
-    kv_heads, _, block_size, head_dim = cache.shape
+def _context(group: Group, cache: Tensor) -> tuple[Tensor, ...]:
+    """[2*KV, blocks, block_size, hd] -> keys and values, [R, KV, N*block_size, hd] each; in place
+    where they can be."""
+    kv_heads, (_, _, block_size, head_dim) = cache.shape[0] // 2, cache.shape
     context = group.context
     if isinstance(context, Gather):
         gathered = cache.index_select(1, context.blocks)
-        return gathered.view(kv_heads, group.num_spans, -1, head_dim).transpose(0, 1)
+        gathered = gathered.view(2, kv_heads, group.num_spans, -1, head_dim)
+        return gathered.transpose(1, 2).unbind(0)
     block = block_size * head_dim
     return cache.as_strided(
-        (group.num_spans, kv_heads, context.num_blocks * block_size, head_dim),
-        (context.spacing * block, cache.stride(0), head_dim, 1),
+        (2, group.num_spans, kv_heads, context.num_blocks * block_size, head_dim),
+        (kv_heads * cache.stride(0), context.spacing * block, cache.stride(0), head_dim, 1),
         context.first_block * block,
-    )
+    ).unbind(0)
 
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention)

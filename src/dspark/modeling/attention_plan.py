@@ -55,7 +55,8 @@ class Slabs:
 class Group:
     """Spans of similar shape, padded to one rectangle: R spans, Q queries, N blocks of context."""
 
-    rows: Tensor  # [R*Q] packed row of every query; padding repeats the span's last row
+    rows: Tensor | None  # [R*Q] packed row of every query; padding repeats the span's last row.
+    # None: the packed rows are the queries
     context: Gather | Slabs
     num_spans: int
     mask: Tensor | None  # [R, 1, Q*share, N*block_size], 0 or -inf; None if nothing is masked
@@ -69,7 +70,8 @@ class AttentionPlan:
     slots: Tensor  # [B] cache slot of every packed row
     positions: Tensor  # [B] position of every packed row in its sequence
     groups: tuple[Group, ...]
-    restore: Tensor  # [B] where a packed row's output lies in the groups' concatenated outputs
+    restore: Tensor | None  # [B] where a packed row's output lies in the groups' concatenated
+    # outputs; None: at its own place
 
 
 def plan_attention(spans: Sequence[Span], cache: KVCache, share: int) -> AttentionPlan:
@@ -77,7 +79,7 @@ def plan_attention(spans: Sequence[Span], cache: KVCache, share: int) -> Attenti
 
     ``share``: query heads that read one KV head.
     """
-    device = cache.keys[0].device
+    device = cache.device
     block_size = cache.shape.block_size
     first_row = np.cumsum([0, *(span.length for span in spans)])
     positions = np.concatenate([np.arange(s.start, s.start + s.length) for s in spans])
@@ -90,7 +92,8 @@ def plan_attention(spans: Sequence[Span], cache: KVCache, share: int) -> Attenti
     for members, spacing in _rectangles(spans, block_size, cache.shape.num_blocks):
         width = max(spans[i].length for i in members)
         chosen = [spans[i] for i in members]
-        groups.append(_build_group(chosen, first_row[members], spacing, cache, share))
+        first_rows = first_row[members]
+        groups.append(_build_group(chosen, first_rows, first_row[-1], spacing, cache, share))
         for place, index in enumerate(members):
             length = spans[index].length
             first = first_row[index]
@@ -101,18 +104,19 @@ def plan_attention(spans: Sequence[Span], cache: KVCache, share: int) -> Attenti
         slots=torch.from_numpy(slots).to(device),
         positions=torch.from_numpy(positions).to(device),
         groups=tuple(groups),
-        restore=torch.from_numpy(restore).to(device),
+        restore=_unless_identity(restore, offset, device),
     )
 
 
 def _build_group(
     spans: list[Span],
     first_rows: NDArray[np.int64],
+    num_rows: int,
     spacing: int | None,
     cache: KVCache,
     share: int,
 ) -> Group:
-    like, block_size = cache.keys[0], cache.shape.block_size
+    device, block_size = cache.device, cache.shape.block_size
     starts = np.array([span.start for span in spans])
     lengths = np.array([span.length for span in spans])
     num_blocks = -(-int((starts + lengths).max()) // block_size)
@@ -126,15 +130,22 @@ def _build_group(
             table = span.blocks[:num_blocks]
             row[: len(table)] = table
             row[len(table) :] = table[-1]
-        context = Gather(torch.from_numpy(tables.reshape(-1)).to(like.device))
+        context = Gather(torch.from_numpy(tables.reshape(-1)).to(device))
     else:
         context = Slabs(spans[0].blocks[0], spacing, num_blocks)
     return Group(
-        rows=torch.from_numpy((first_rows[:, None] + query).reshape(-1)).to(like.device),
+        rows=_unless_identity((first_rows[:, None] + query).reshape(-1), num_rows, device),
         context=context,
         num_spans=len(spans),
-        mask=None if visible.all() else torch.from_numpy(bias).to(like),
+        mask=None if visible.all() else torch.from_numpy(bias).to(device, cache.dtype),
     )
+
+
+def _unless_identity(index: NDArray[np.int64], size: int, device: torch.device) -> Tensor | None:
+    """``index`` as a tensor; None if selecting by it from ``size`` rows changes nothing."""
+    if len(index) == size and (index == np.arange(size)).all():
+        return None
+    return torch.from_numpy(index).to(device)
 
 
 def _rectangles(

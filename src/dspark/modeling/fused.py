@@ -20,7 +20,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3RotaryEmbedding,
 )
 
-from dspark.modeling.attention import paged_attention
+from dspark.modeling.attention import attend
 from dspark.modeling.attention_plan import AttentionPlan
 
 
@@ -48,22 +48,16 @@ class FusedAttention(nn.Module):
     ) -> tuple[Tensor, None]:
         """hidden_states: [1, B, d]; position_embeddings: of `FusedRotary`. Returns [1, B, d]."""
         heads = self.qkv_proj(hidden_states[0]).view(hidden_states.shape[1], -1, self._head_dim)
-        first_value = self._num_queries + self._num_keys
-        turning = heads[:, :first_value]
+        queries, keys_values = heads[:, : self._num_queries], heads[:, self._num_queries :]
+        turning = heads[:, : self._num_queries + self._num_keys]
         if self.q_norm is not None and self.k_norm is not None:
-            query, key = turning[:, : self._num_queries], turning[:, self._num_queries :]
-            turning = torch.cat((self.q_norm(query), self.k_norm(key)), dim=1)
-        turned = rotate(turning, *position_embeddings)
-        query, key, value = (
-            part.transpose(0, 1).unsqueeze(0)
-            for part in (
-                turned[:, : self._num_queries],
-                turned[:, self._num_queries :],
-                heads[:, first_value:],
-            )
-        )
-        mixed, _ = paged_attention(self, query, key, value, None, self.scaling, plan)
-        return self.o_proj(mixed.flatten(2)), None
+            keys = keys_values[:, : self._num_keys]
+            turned = torch.cat((self.q_norm(queries), self.k_norm(keys)), dim=1)
+            rotate(turned, *position_embeddings, out=turning)
+        else:
+            rotate(turning, *position_embeddings, out=turning)
+        mixed = attend(plan, self.layer_idx, queries, keys_values, self.scaling)
+        return self.o_proj(mixed).unsqueeze(0), None
 
 
 class FusedMLP(nn.Module):
@@ -94,10 +88,11 @@ class FusedRotary(nn.Module):
         return cos, torch.cat((-first, second), dim=-1)
 
 
-def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    """Rotary embedding of [B, H, head_dim]; the sign of `rotate_half` is in ``signed_sin``."""
+def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor, out: Tensor) -> None:
+    """Rotary embedding of [B, H, head_dim] into ``out``, which may be ``heads`` itself; the sign
+    of `rotate_half` is in ``signed_sin``."""
     swapped = heads.roll(heads.shape[-1] // 2, dims=-1)
-    return torch.addcmul(heads * cos, swapped, signed_sin)
+    torch.addcmul(heads * cos, swapped, signed_sin, out=out)
 
 
 def fuse(model: nn.Module) -> None:

@@ -24,8 +24,9 @@ class KVShape:
 class KVCache:
     """Keys and values of every layer, and optionally one fused feature a token.
 
-    Layout per layer: ``[kv_heads, num_blocks, block_size, head_dim]``, so that gathering a block
-    table along the second dimension gives a contiguous ``[kv_heads, context, head_dim]``.
+    ``layers[i]`` is ``[2 * kv_heads, num_blocks, block_size, head_dim]``, all keys before all
+    values, so that gathering a block table along the second dimension gives both, and a head's
+    context in one piece.
     ``features`` is ``[num_blocks, block_size, feature_dim]``, or None where none are kept.
     """
 
@@ -37,20 +38,23 @@ class KVCache:
         feature_dim: int = 0,
     ) -> None:
         self.shape = shape
-        size = (shape.kv_heads, shape.num_blocks, shape.block_size, shape.head_dim)
-        self.keys = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.num_layers)]
-        self.values = [torch.zeros_like(keys) for keys in self.keys]
+        self.dtype = dtype
+        self.device = torch.device(device)
+        size = (2 * shape.kv_heads, shape.num_blocks, shape.block_size, shape.head_dim)
+        self.layers = [
+            torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.num_layers)
+        ]
+        self._slots = [layer.flatten(1, 2) for layer in self.layers]
         self.features = (
             torch.zeros(shape.num_blocks, shape.block_size, feature_dim, dtype=dtype, device=device)
             if feature_dim
             else None
         )
 
-    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store new rows. keys, values: [kv_heads, B, head_dim]; slots: [B], each
+    def write(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:
+        """Store new rows. keys_values: [B, 2 * kv_heads, head_dim]; slots: [B], each
         block * block_size + offset."""
-        self.keys[layer].flatten(1, 2).index_copy_(1, slots, keys)
-        self.values[layer].flatten(1, 2).index_copy_(1, slots, values)
+        self._slots[layer].index_copy_(1, slots, keys_values.transpose(0, 1))
 
 
 class BlockPool:

@@ -67,7 +67,7 @@ class FastRMSNorm(nn.Module):
         rows = x.float()
         norm = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
         scale = torch.addcmul(self._eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
-        return (rows * scale).to(x.dtype) * self.weight
+        return (rows * scale).to(x.dtype).mul_(self.weight)
 
 
 def apply_precision(model: nn.Module, precision: Precision) -> None:

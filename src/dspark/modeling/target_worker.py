@@ -58,7 +58,7 @@ class TargetWorker:
             num_blocks=shape.num_blocks,
             block_size=shape.block_size,
             precision=precision,
-            device=str(backbone.kv.keys[0].device),
+            device=str(backbone.kv.device),
         )
         self._backbone = backbone
         self._head = head

@@ -27,6 +27,11 @@ _RATIOS = (0.5, 0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2, 4)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 _REQUEST_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
+_CAP_ACCEPT = {
+    "destroyed": "Accepted draft tokens that would have been trimmed, on the rows verified whole",
+    "spared": "Rejected draft tokens that would have been trimmed, on the rows verified whole",
+}
+
 _CALIBRATION = {
     "count": "Recent verified blocks that reached the position: what the others are measured on",
     "ece": "Expected calibration error of the survival through a position, 20 bins",
@@ -63,6 +68,10 @@ class Metrics:
         self.verified_length = self._histogram(
             "dspark_verified_length", "Tokens the target processed for a decoding row", _LENGTHS
         )
+        self.cap_accept = {
+            outcome: Counter(f"dspark_cap_accept_{outcome}_tokens", meaning, registry=self.registry)
+            for outcome, meaning in _CAP_ACCEPT.items()
+        }
         self.q_gap = self._gauge(
             "dspark_q_gap_max", "Largest |q as drafted - q as rebuilt| since the start"
         )

@@ -93,6 +93,12 @@ class Settings(BaseModel):
         description="what is verified of a draft: causal or capacity (what pays), none (plain "
         "decoding), fixed:K (K tokens), threshold:S (tokens of survival S or more)",
     )
+    cap_accept_every: int = Field(
+        64,
+        ge=0,
+        description="steps from one to the next in which a few drafts are verified whole, to "
+        "measure what trimming destroys and spares; 0: never",
+    )
     kv_tokens: Count = Field(32768, description="tokens the KV cache holds")
     kv_block_size: Count = Field(16, description="tokens of a KV block")
     max_running: Count = Field(32, description="sequences decoded at once")

@@ -43,7 +43,7 @@ def test_every_row_sees_its_own_sequence_and_nothing_else(
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     cache = KVCache(SHAPE, torch.float32)
-    for tensor in (*cache.keys, *cache.values):
+    for tensor in cache.layers:
         tensor.normal_(generator=generator)  # whatever lies in other blocks must not matter
     order = torch.randperm(NUM_BLOCKS, generator=generator).tolist()
     tables, taken = [], 0

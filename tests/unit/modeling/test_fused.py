@@ -12,7 +12,8 @@ def test_rotation_is_the_one_of_transformers() -> None:
     expected, _ = apply_rotary_pos_emb(heads, heads, cos, sin)
     first, second = sin.chunk(2, dim=-1)
     signed = torch.cat((-first, second), dim=-1)
-    torch.testing.assert_close(rotate(heads, cos[:, None], signed[:, None]), expected)
+    rotate(heads, cos[:, None], signed[:, None], out=heads)
+    torch.testing.assert_close(heads, expected)
 
 
 class Projections(nn.Module):

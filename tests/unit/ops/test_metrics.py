@@ -29,6 +29,8 @@ def outcome(*, gate: GateState = GateState.DRAFTING, q_gap: float = 0.0) -> Step
         accepted_by_position=(1, 1, 0, 0),
         verified_lengths=(4, 2),
         accepted_lengths=(3, 1),
+        destroyed=1,
+        spared=2,
         resynced=1,
         reopened=0,
         waiting=0,
@@ -48,6 +50,12 @@ def metrics() -> Metrics:
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(name, labels)
+
+
+def test_what_trimming_destroys_and_spares_is_counted(metrics: Metrics) -> None:
+    MetricsObserver(metrics).on_step(outcome(), TIMING)
+    assert value(metrics, "dspark_cap_accept_destroyed_tokens_total") == 1
+    assert value(metrics, "dspark_cap_accept_spared_tokens_total") == 2
 
 
 def test_draft_tokens_are_counted_by_stage_and_position(metrics: Metrics) -> None:
