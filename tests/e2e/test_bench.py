@@ -50,7 +50,7 @@ def test_a_run_over_both_transports(tiny_settings_argv: list[str], tmp_path: Pat
         writer.add(CachedSequence(info, ids, ones, empty, empty, torch.zeros(len(ids))))
     writer.flush()
     scores = table_scores(settings, tmp_path / "responses", plain)
-    assert set(scores) == {*summaries[0].accepted_by_domain, "all"}
+    assert set(scores) == {*summaries[0].by_domain, "all"}
     assert scores["all"].accepted_length > 2
 
 

@@ -6,12 +6,15 @@ in the same way afterwards, with workers of its own.
 """
 
 import asyncio
+import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
+
+import numpy as np
 
 from dspark.bench.load import Answer, Load, closed_loop
 from dspark.bench.scrape import StepTotals, scrape, step_totals
@@ -56,6 +59,15 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
+class Lengths:
+    """Of the decode steps of some requests. Lengths count the target's own token."""
+
+    verified: float
+    accepted: float
+    trimmed_share: float  # of the proposed tokens
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """One planner at one concurrency, over all rounds."""
 
@@ -65,9 +77,10 @@ class Summary:
     tokens: int
     throughput: float  # tokens a second, all clients
     user_rate: float  # median over requests of tokens a second after the first
+    slow_user_rate: float  # nine of ten requests are at least this fast
     ratio: float  # median over rounds of throughput / the baseline's in the same round
     lowest_ratio: float
-    accepted_by_domain: dict[str, float]  # accepted length, pooled over decode steps
+    by_domain: dict[str, Lengths]
     verified_length: float  # 1 + admitted, mean over decoding rows
     accepted_length: float  # 1 + accepted, mean over decoding rows
     trimmed_share: float  # of the proposed tokens
@@ -134,6 +147,26 @@ def _measure(
     return slices
 
 
+def read_summaries(files: Iterable[Path]) -> list[Summary]:
+    """What `--out` of earlier runs kept, in order.
+
+    Raises:
+        ConfigError: a file cannot be read, or was written by something else.
+    """
+    summaries = []
+    for file in files:
+        try:
+            rows = json.loads(file.read_text())["results"]
+            for row in rows:
+                domains = {name: Lengths(**own) for name, own in row["by_domain"].items()}
+                summaries.append(Summary(**{**row, "by_domain": domains}))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{file} holds no results of `dspark bench serve --out`: {error}"
+            ) from error
+    return summaries
+
+
 def to_json(settings: Settings, options: ServeOptions, summaries: list[Summary]) -> dict[str, Any]:
     return {
         "settings": settings.model_dump(mode="json"),
@@ -178,6 +211,7 @@ def _summarise(
     base = {s.round: s.load.throughput for s in peers if s.planner == BASELINE}
     ratios = [s.load.throughput / base[s.round] for s in own]
     answers = [answer for s in own for answer in s.load.answers]
+    rates = [answer.decode_rate for answer in answers]
     tokens = sum(answer.tokens for answer in answers)
     seconds = sum(s.load.seconds for s in own)
     steps = sum(s.totals.steps for s in own)
@@ -189,10 +223,11 @@ def _summarise(
         planner=planner,
         tokens=tokens,
         throughput=tokens / seconds,
-        user_rate=statistics.median(answer.decode_rate for answer in answers),
+        user_rate=statistics.median(rates),
+        slow_user_rate=float(np.quantile(rates, 0.1)),
         ratio=statistics.median(ratios),
         lowest_ratio=min(ratios),
-        accepted_by_domain=accepted_by_domain(answers),
+        by_domain=by_domain(answers),
         verified_length=1 + sum(s.totals.admitted for s in own) / rows,
         accepted_length=1 + sum(s.totals.accepted for s in own) / rows,
         trimmed_share=sum(s.totals.trimmed for s in own) / max(proposed, 1),
@@ -206,12 +241,16 @@ def _summarise(
     )
 
 
-def accepted_by_domain(answers: Sequence[Answer]) -> dict[str, float]:
-    """Accepted length (the target's own token included), pooled over the decode steps of each
-    domain; the token that ends the prefill is not counted."""
+def by_domain(answers: Sequence[Answer]) -> dict[str, Lengths]:
+    """Pooled over the decode steps of each domain; the step that ends the prefill is left out."""
     result = {}
     for domain in sorted({answer.prompt.domain for answer in answers}):
         own = [a for a in answers if a.prompt.domain == domain]
-        steps = sum(a.decode_steps for a in own)
-        result[domain] = (sum(a.accepted for a in own) + steps) / max(steps, 1)
+        steps = max(sum(a.decode_steps for a in own), 1)
+        proposed, admitted = sum(a.proposed for a in own), sum(a.admitted for a in own)
+        result[domain] = Lengths(
+            verified=1 + admitted / steps,
+            accepted=1 + sum(a.accepted for a in own) / steps,
+            trimmed_share=1 - admitted / max(proposed, 1) if proposed else 0.0,
+        )
     return result

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from dspark.cli.bench import bench
 from dspark.cli.errors import one_line_errors
-from dspark.cli.measure import bench, evaluate
+from dspark.cli.evaluate import evaluate
 from dspark.cli.simulate import simulate
 
 app = typer.Typer(

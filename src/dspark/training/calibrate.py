@@ -12,13 +12,14 @@ Rounds are those that decoding would meet. Every other response is fitted, the r
 
 import argparse
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from rich.console import Console
 
 from dspark.core.calibration import apply, fit_sts
@@ -50,11 +51,44 @@ class Judged:
     accepted: Ints  # [N]
     judged: Ints  # [N] positions with a verdict
 
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        return cls(
+            np.concatenate([part.confidence_logits for part in parts]),
+            np.concatenate([part.accepted for part in parts]),
+            np.concatenate([part.judged for part in parts]),
+        )
+
+    def survival(self, temperatures: ArrayLike) -> NDArray[np.float64]:
+        """[N, block_size] predicted survival through each position."""
+        confidences = apply(self.confidence_logits, temperatures)
+        return np.cumprod(confidences, axis=1, dtype=np.float64)
+
 
 def calibrate(model: DSparkModel, cache: ResponseCache, seed: int = 0) -> dict[str, Any]:
     """Contents of calibration.json: temperatures by mode, and what they were fitted and scored on.
 
     ECE is that of the survival through each position, on the responses left out of the fit.
+    """
+    result: dict[str, Any] = {"temperatures": {}, "ece_before": {}, "ece_after": {}, "blocks": {}}
+    for mode, parts in judge(model, cache, seed).items():
+        if len(parts) < 2:
+            continue
+        fitted, scored = Judged.joined(parts[0::2]), Judged.joined(parts[1::2])
+        temperatures = fit(fitted)
+        result["temperatures"][mode.value] = temperatures.tolist()
+        result["ece_before"][mode.value] = survival_ece(scored, np.ones_like(temperatures))
+        result["ece_after"][mode.value] = survival_ece(scored, temperatures)
+        result["blocks"][mode.value] = len(fitted.accepted)
+    return result
+
+
+def judge(
+    model: DSparkModel, cache: Iterable[CachedSequence], seed: int = 0
+) -> dict[VerificationMode, list[Judged]]:
+    """The blocks of each response, by mode: greedy responses for one, sampled ones for the other.
+
+    ``seed`` draws what is accepted in `rejection` mode.
     """
     forcing = TeacherForcing(model, LossWeights(), loss_decay=1.0)
     rng = np.random.default_rng(seed)
@@ -67,17 +101,7 @@ def calibrate(model: DSparkModel, cache: ResponseCache, seed: int = 0) -> dict[s
             judged[VerificationMode.GREEDY].append(_greedy(model, sequence, positions))
         else:
             judged[VerificationMode.REJECTION].append(_rejection(forcing, sequence, positions, rng))
-    result: dict[str, Any] = {"temperatures": {}, "ece_before": {}, "ece_after": {}, "blocks": {}}
-    for mode, parts in judged.items():
-        if len(parts) < 2:
-            continue
-        fitted, scored = _joined(parts[0::2]), _joined(parts[1::2])
-        temperatures = fit(fitted)
-        result["temperatures"][mode.value] = temperatures.tolist()
-        result["ece_before"][mode.value] = survival_ece(scored, np.ones_like(temperatures))
-        result["ece_after"][mode.value] = survival_ece(scored, temperatures)
-        result["blocks"][mode.value] = len(fitted.accepted)
-    return result
+    return judged
 
 
 def fit(judged: Judged) -> NDArray[np.float64]:
@@ -95,7 +119,7 @@ def fit(judged: Judged) -> NDArray[np.float64]:
 
 def survival_ece(judged: Judged, temperatures: NDArray[np.float64]) -> list[float]:
     """[block_size] ECE of the survival through each position, over the blocks judged there."""
-    survival = np.cumprod(apply(judged.confidence_logits, temperatures), axis=1)
+    survival = judged.survival(temperatures)
     errors = []
     for k in range(survival.shape[1]):
         seen = judged.judged > k
@@ -132,14 +156,6 @@ def _rejection(
     accepted = np.logical_and.accumulate(kept, axis=1).sum(axis=1)
     met = walk(accepted)
     return Judged(logits[met], accepted[met], counted.sum(axis=1)[met])
-
-
-def _joined(parts: list[Judged]) -> Judged:
-    return Judged(
-        np.concatenate([part.confidence_logits for part in parts]),
-        np.concatenate([part.accepted for part in parts]),
-        np.concatenate([part.judged for part in parts]),
-    )
 
 
 def main() -> int:

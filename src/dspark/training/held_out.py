@@ -69,8 +69,11 @@ def evaluate(
 
 
 @torch.inference_mode()
-def draft_greedily(model: DSparkModel, sequence: CachedSequence, positions: Ints) -> GreedyBlocks:
-    """Blocks after anchors at ``positions`` [A], with their raw confidences, as served."""
+def draft_greedily(
+    model: DSparkModel, sequence: CachedSequence, positions: Ints, *, markov: bool = True
+) -> GreedyBlocks:
+    """Blocks after anchors at ``positions`` [A], with their raw confidences, as served; or, without
+    ``markov``, as the parallel pass alone would draft them."""
     features = model.fuse(sequence.taps[: positions[-1]].float())
     ids = sequence.ids.long()
     vocabulary = torch.from_numpy(proposable(model))
@@ -81,7 +84,9 @@ def draft_greedily(model: DSparkModel, sequence: CachedSequence, positions: Ints
         previous, block, confidence = ids[anchor], [], []
         for row in hidden.unbind(1):
             confidence.append(model.confidence(row, previous))
-            logits = model.base_logits(row) + model.markov_head.bias(previous)
+            logits = model.base_logits(row)
+            if markov:
+                logits = logits + model.markov_head.bias(previous)
             previous = vocabulary[logits.argmax(-1)]
             block.append(previous)
         tokens.append(torch.stack(block, 1))

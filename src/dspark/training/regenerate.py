@@ -70,10 +70,12 @@ def regenerate(
     done = finished_tokens(out_dir)
     queue = PromptQueue(sources, done, typical, options.worker, progress)
     writer = ShardWriter(out_dir, options.per_shard)
-    for answer in generator.run(_jobs(loaded, queue, options)):
-        writer.add(cached_sequence(answer))
-        queue.finish(answer.job.domain, len(answer.response_ids))
-    writer.flush()
+    try:
+        for answer in generator.run(_jobs(loaded, queue, options)):
+            writer.add(cached_sequence(answer))
+            queue.finish(answer.job.domain, len(answer.response_ids))
+    finally:  # finished answers outlive whatever stops this
+        writer.flush()
 
 
 def _jobs(loaded: LoadedTarget, queue: PromptQueue, options: RegenerateOptions) -> Iterator[Job]:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from dspark.bench.planner import SIZES
 from dspark.cli import app
-from dspark.cli.measure import _load
+from dspark.cli.measuring import load_all
 from dspark.data import Prompt, load_prompts, save_prompts
 
 runner = CliRunner()
@@ -52,7 +52,7 @@ def test_prompt_files_are_read_in_turns(tmp_path: Path) -> None:
     for name, count in (("a", 3), ("b", 1)):
         files.append(tmp_path / f"{name}.jsonl")
         save_prompts(files[-1], [Prompt(f"{name}{i}", name, "text") for i in range(count)])
-    assert [prompt.id for prompt in _load(map(str, files))] == ["a0", "b0", "a1", "a2"]
+    assert [prompt.id for prompt in load_all(map(str, files))] == ["a0", "b0", "a1", "a2"]
 
 
 def test_planning_is_timed_and_its_numbers_are_kept(tmp_path: Path) -> None:

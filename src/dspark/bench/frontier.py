@@ -1,0 +1,100 @@
+"""Throughput against what each user gets: planners at equal throughput, and at a promised speed."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dspark.bench.serving import Summary
+
+REFERENCE = "fixed:1"
+"""One draft token, always verified: what production systems run as multi-token prediction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A planner at the throughput that the reference had at some concurrency."""
+
+    transport: str
+    concurrency: int  # of the reference
+    throughput: float  # tokens a second
+    reference_rate: float  # tokens a second of the median user
+    planner: str
+    user_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Interactive:
+    """The most users of a planner that were measured and got at least `target` tokens a second;
+    0 if not even the fewest did."""
+
+    transport: str
+    planner: str
+    target: float
+    users: int
+    throughput: float
+
+
+def matched(rows: Sequence[Summary]) -> list[Match]:
+    """Every other planner at each throughput of the reference that lies on its curve.
+
+    A planner's curve runs through its measured points over rising concurrency, straight in between,
+    as in the throughput-interactivity plots of the DSpark paper. Nothing is extrapolated.
+    """
+    matches = []
+    for reference in (row for row in rows if row.planner == REFERENCE):
+        for planner, curve in _curves(rows, reference.transport).items():
+            throughput = [row.throughput for row in curve]
+            if planner != REFERENCE and throughput[0] <= reference.throughput <= throughput[-1]:
+                rate = np.interp(reference.throughput, throughput, [row.user_rate for row in curve])
+                matches.append(
+                    Match(
+                        reference.transport,
+                        reference.concurrency,
+                        reference.throughput,
+                        reference.user_rate,
+                        planner,
+                        float(rate),
+                    )
+                )
+    return matches
+
+
+def interactive(rows: Sequence[Summary], targets: Iterable[float]) -> list[Interactive]:
+    """For every speed and planner, how many users can be promised it."""
+    found = []
+    for target in targets:
+        for transport, planner in dict.fromkeys((row.transport, row.planner) for row in rows):
+            fast = [
+                row
+                for row in rows
+                if (row.transport, row.planner) == (transport, planner)
+                and row.slow_user_rate >= target
+            ]
+            best = max(fast, key=lambda row: row.concurrency, default=None)
+            found.append(
+                Interactive(
+                    transport,
+                    planner,
+                    target,
+                    users=0 if best is None else best.concurrency,
+                    throughput=0.0 if best is None else best.throughput,
+                )
+            )
+    return found
+
+
+def _curves(rows: Iterable[Summary], transport: str) -> dict[str, list[Summary]]:
+    """The points of each planner that no other of its own points beats in both, by rising
+    throughput."""
+    curves: dict[str, list[Summary]] = {}
+    for row in rows:
+        if row.transport == transport:
+            curves.setdefault(row.planner, []).append(row)
+    for planner, points in curves.items():
+        best: list[Summary] = []
+        for point in sorted(points, key=lambda row: -row.throughput):
+            if not best or point.user_rate > best[-1].user_rate:
+                best.append(point)
+        curves[planner] = best[::-1]
+    return curves

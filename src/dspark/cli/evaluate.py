@@ -1,0 +1,195 @@
+"""`dspark evaluate`: measure what comes out, print a table, keep its numbers."""
+
+import json
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dspark.cli.errors import one_line_errors
+from dspark.cli.measuring import (
+    Concurrencies,
+    MaxTokens,
+    Out,
+    Picture,
+    Prompts,
+    load_all,
+    log_file,
+    progress,
+)
+from dspark.ops.settings import load_settings
+
+evaluate = typer.Typer(help="Measure what comes out.", no_args_is_help=True)
+
+Drafter = Annotated[str, typer.Option(help="drafter folder, or the name of a packaged one")]
+Target = Annotated[str, typer.Option(help="its target")]
+Responses = Annotated[
+    Path | None, typer.Option(help="folder to keep the target's answers in; default: none")
+]
+
+
+@evaluate.command("exactness")
+def evaluate_exactness(
+    prompts: Prompts = None,
+    limit: Annotated[int, typer.Option(min=1, help="how many prompts")] = 64,
+    precisions: Annotated[
+        list[str], typer.Option("--precision", help="repeatable; fp32 has to be exact")
+    ] = ["fp32", "auto"],  # noqa: B006
+    concurrencies: Concurrencies = [1, 16],  # noqa: B006
+    max_tokens: MaxTokens = 128,
+    out: Out = None,
+) -> None:
+    """Is speculative output the target's own? Fails if it is not in fp32."""
+    from dspark.bench.exactness import compare
+
+    results = []
+    with one_line_errors():
+        chosen = load_all(prompts)[:limit]
+        for precision in precisions:
+            results += compare(
+                load_settings([f"--precision={precision}"]),
+                chosen,
+                log_file("exactness"),
+                progress.print,
+                concurrencies=concurrencies,
+                max_tokens=max_tokens,
+            )
+    table = Table(
+        "precision", "planner", "conc.", "equal answers", "tokens up to a difference", "accepted"
+    )
+    for row in results:
+        table.add_row(
+            row.precision,
+            row.planner,
+            str(row.concurrency),
+            f"{row.equal} of {row.answers}",
+            f"{row.tokens_before_first_difference} of {row.tokens}",
+            str(row.accepted),
+        )
+    Console().print(table)
+    if out is not None:
+        out.write_text(json.dumps([asdict(row) for row in results], indent=2) + "\n")
+    if not all(row.exact for row in results if row.precision == "fp32"):
+        raise typer.Exit(1)
+
+
+@evaluate.command("acceptance")
+def evaluate_acceptance(
+    drafter: Drafter = "smollm2-135m-dspark",
+    target: Target = "smollm2-135m",
+    prompts: Prompts = None,
+    limit: Annotated[int, typer.Option(min=1, help="how many prompts")] = 1000,
+    training_data: Annotated[
+        Path | None, typer.Option(help="response cache to count the 4-gram table on")
+    ] = None,
+    responses: Responses = None,
+    max_tokens: MaxTokens = 128,
+    out: Out = None,
+    picture: Picture = None,
+) -> None:
+    """Accepted length (the target's own token included) by domain, beside a 4-gram table's."""
+    from dspark.evaluation.acceptance import measure
+    from dspark.modeling.drafters.checkpoint import resolve_drafter
+
+    with one_line_errors(), tempfile.TemporaryDirectory() as scratch:
+        result = measure(
+            target,
+            resolve_drafter(drafter),
+            load_all(prompts)[:limit],
+            responses or Path(scratch),
+            training_data=training_data,
+            max_tokens=max_tokens,
+            progress=progress.print,
+        )
+    table = Table(
+        "domain", "rounds", "accepted length", "by position", "without Markov head", "by position",
+        "4-gram table",
+    )  # fmt: skip
+    for domain, score in result.drafter.items():
+        parallel = result.without_markov[domain]
+        table.add_row(
+            domain,
+            str(score.rounds),
+            f"{score.accepted_length:.2f}",
+            " ".join(f"{share:.2f}" for share in score.acceptance),
+            f"{parallel.accepted_length:.2f}",
+            " ".join(f"{share:.2f}" for share in parallel.acceptance),
+            f"{result.table[domain].accepted_length:.2f}" if result.table else "-",
+        )
+    Console().print(table)
+    if out is not None:
+        out.write_text(json.dumps(asdict(result), indent=2) + "\n")
+    if picture is not None:
+        from dspark.evaluation.pictures import draw_acceptance
+
+        with one_line_errors():
+            draw_acceptance(result, picture)
+
+
+@evaluate.command("calibration")
+def evaluate_calibration(
+    drafter: Drafter = "smollm2-135m-dspark",
+    target: Target = "smollm2-135m",
+    prompts: Prompts = None,
+    limit: Annotated[int, typer.Option(min=1, help="how many prompts")] = 1000,
+    responses: Responses = None,
+    max_tokens: MaxTokens = 128,
+    out: Out = None,
+    picture: Picture = None,
+) -> None:
+    """How far the drafter's confidences can be believed, before and after temperature scaling."""
+    from dspark.evaluation.calibration import measure
+    from dspark.modeling.drafters.checkpoint import resolve_drafter
+
+    with one_line_errors(), tempfile.TemporaryDirectory() as scratch:
+        result = measure(
+            target,
+            resolve_drafter(drafter),
+            load_all(prompts)[:limit],
+            responses or Path(scratch),
+            max_tokens=max_tokens,
+            progress=progress.print,
+        )
+    table = Table(
+        "mode", "position", "blocks", "temperature", "ECE before", "ECE after",
+        "of a perfect model", "Brier before", "Brier after", "AUC",
+        title="survival through each position against what was accepted",
+    )  # fmt: skip
+    for mode, both in result.items():
+        for k, (before, after) in enumerate(
+            zip(both.before.scores, both.after.scores, strict=True)
+        ):
+            table.add_row(
+                mode,
+                str(k + 1),
+                str(after.count),
+                f"{both.after.temperatures[k]:.2f}",
+                f"{before.ece:.1%}",
+                f"{after.ece:.1%}",
+                f"{after.ece_floor:.1%}",
+                f"{before.brier:.3f}",
+                f"{after.brier:.3f}",
+                "-" if after.auc is None else f"{after.auc:.3f}",
+            )
+    Console().print(table)
+    if out is not None:
+        kept = {
+            mode: {
+                when: {
+                    "temperatures": own.temperatures,
+                    "positions": [asdict(scores) for scores in own.scores],
+                }
+                for when, own in (("before", both.before), ("after", both.after))
+            }
+            for mode, both in result.items()
+        }
+        out.write_text(json.dumps(kept, indent=2) + "\n")
+    if picture is not None:
+        from dspark.evaluation.pictures import draw_calibration
+
+        with one_line_errors():
+            draw_calibration(result, picture)

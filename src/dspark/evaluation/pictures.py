@@ -1,0 +1,50 @@
+"""Pictures of evaluations."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from dspark.core.types import VerificationMode
+from dspark.evaluation.acceptance import Acceptance
+from dspark.evaluation.calibration import BeforeAndAfter
+from dspark.ops.figures import new_figure, save_figure
+
+
+def draw_acceptance(result: Acceptance, file: Path) -> None:
+    """Share of rounds accepted through each position: whole drafter, without its Markov head, and
+    the 4-gram table."""
+    figure, (axes,) = new_figure(1)
+    kinds = (("drafter", "-"), ("without_markov", "--"), ("table", ":"))
+    for domain, color in zip(result.drafter, ("C0", "C1", "C2", "k", "C3", "C4"), strict=False):
+        for kind, style in kinds:
+            scores = getattr(result, kind)
+            if scores is not None:
+                shares = scores[domain].acceptance
+                label = domain if kind == "drafter" else None
+                axes.plot(range(1, len(shares) + 1), shares, style, color=color, label=label)
+                axes.set_xticks(range(1, len(shares) + 1))
+    axes.set(
+        title="Accepted through each position\n(dashed: without Markov head; dotted: 4-gram table)",
+        xlabel="position in the block",
+        ylabel="share of rounds",
+        ylim=(0, 1),
+    )
+    axes.legend()
+    save_figure(figure, file)
+
+
+def draw_calibration(result: Mapping[VerificationMode, BeforeAndAfter], file: Path) -> None:
+    """Reliability diagrams of the survival through each position, before and after scaling."""
+    figure, panels = new_figure(2 * len(result))
+    titles = [(mode, when) for mode in result for when in ("before", "after")]
+    for axes, (mode, when) in zip(panels, titles, strict=True):
+        calibration = getattr(result[mode], when)
+        for k, diagram in enumerate(calibration.diagrams):
+            filled = diagram.count > 0
+            label = f"{k + 1}: ECE {calibration.scores[k].ece:.1%}"
+            axes.plot(diagram.predicted[filled], diagram.observed[filled], "o-", ms=3, label=label)
+        axes.plot((0, 1), (0, 1), color="grey", linewidth=0.8)
+        axes.set(
+            title=f"{mode}, {when} scaling", xlabel="predicted survival", ylabel="accepted share"
+        )
+        axes.legend(title="position", fontsize="small", title_fontsize="small")
+    save_figure(figure, file)

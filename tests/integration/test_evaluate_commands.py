@@ -1,0 +1,71 @@
+"""Evaluations as a person runs them, on the tiny models."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from dspark.cli import app
+from dspark.data import Prompt, save_prompts
+
+TOKENS = 24
+
+
+@pytest.fixture
+def options(tiny_target_folder: Path, tiny_drafter_folder: Path, tmp_path: Path) -> list[str]:
+    prompts = tmp_path / "prompts.jsonl"
+    domains = ("math", "chat")
+    save_prompts(prompts, [Prompt(f"p{i}", domains[i % 2], f"count to {i}") for i in range(12)])
+    return [
+        f"--target={tiny_target_folder}",
+        f"--drafter={tiny_drafter_folder}",
+        f"--prompts={prompts}",
+        f"--responses={tmp_path / 'answers'}",
+        f"--max-tokens={TOKENS}",
+        f"--out={tmp_path / 'out.json'}",
+        f"--picture={tmp_path / 'picture.svg'}",
+    ]
+
+
+def test_acceptance_is_scored_with_and_without_the_markov_head(
+    options: list[str], tmp_path: Path
+) -> None:
+    result = CliRunner().invoke(app, ["evaluate", "acceptance", *options])
+    assert result.exit_code == 0, result.output
+    kept = json.loads((tmp_path / "out.json").read_text())
+    assert set(kept["drafter"]) == set(kept["without_markov"]) == {"math", "chat", "all"}
+    assert kept["drafter"] != kept["without_markov"]
+    first = [kept[kind]["all"]["acceptance"][0] for kind in ("drafter", "without_markov")]
+    assert len(set(first)) == 2  # the head sees the anchor: it matters from the first token on
+    assert "<svg" in (tmp_path / "picture.svg").read_text()
+
+
+def test_calibration_is_scored_before_and_after_scaling(
+    options: list[str], tiny_drafter_folder: Path, tmp_path: Path
+) -> None:
+    result = CliRunner().invoke(app, ["evaluate", "calibration", *options])
+    assert result.exit_code == 0, result.output
+    kept = json.loads((tmp_path / "out.json").read_text())
+    assert set(kept) == {"greedy", "rejection"}
+    for both in kept.values():
+        assert both["before"]["temperatures"] == [1.0] * 4
+        counts = [position["count"] for position in both["before"]["positions"]]
+        assert counts == sorted(counts, reverse=True)
+        assert counts[0] >= TOKENS
+    # The answers are kept, and the second time they are found: the same figures come out.
+    again = CliRunner().invoke(app, ["evaluate", "calibration", *options])
+    assert json.loads((tmp_path / "out.json").read_text()) == kept
+    assert again.exit_code == 0
+    assert np.isfinite([p["ece"] for p in kept["greedy"]["after"]["positions"]]).all()
+    assert "<svg" in (tmp_path / "picture.svg").read_text()
+
+
+def test_a_picture_that_cannot_be_written_is_one_line_of_error(
+    options: list[str], tmp_path: Path
+) -> None:
+    wrong = [*options[:-1], f"--picture={tmp_path / 'picture.xyz'}"]
+    result = CliRunner().invoke(app, ["evaluate", "acceptance", *wrong])
+    assert result.exit_code == 1
+    assert "picture.xyz cannot be written" in result.stderr.replace("\n", "")

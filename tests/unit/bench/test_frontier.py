@@ -1,0 +1,125 @@
+"""What is read off the results of a bench."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dspark.bench.frontier import interactive, matched
+from dspark.bench.load import Answer
+from dspark.bench.pictures import draw
+from dspark.bench.serving import Lengths, Summary, by_domain, read_summaries
+from dspark.cli import app
+from dspark.core.errors import ConfigError
+from dspark.data import Prompt
+
+
+def answer(domain: str, *, steps: int, proposed: int, admitted: int, accepted: int) -> Answer:
+    return Answer(
+        prompt=Prompt("id", domain, "text"),
+        token_ids=(1, 2),
+        seconds=2.0,
+        first_seconds=1.0,
+        steps=steps,
+        proposed=proposed,
+        admitted=admitted,
+        accepted=accepted,
+    )
+
+
+def summary(planner: str, concurrency: int, throughput: float, user_rate: float) -> Summary:
+    return Summary(
+        transport="grpc",
+        concurrency=concurrency,
+        planner=planner,
+        tokens=100,
+        throughput=throughput,
+        user_rate=user_rate,
+        slow_user_rate=0.5 * user_rate,
+        ratio=1.0,
+        lowest_ratio=1.0,
+        by_domain={"chat": Lengths(2.0, 1.5, 0.5), "math": Lengths(3.0, 2.5, 0.25)},
+        verified_length=2.5,
+        accepted_length=2.0,
+        trimmed_share=0.3,
+        step_ms=50.0,
+        batch_tokens=4.0,
+        overhead=0.05,
+        part_ms={"verify": 40.0},
+    )
+
+
+ROWS = [
+    summary("fixed:1", 1, 30, 30),
+    summary("fixed:1", 8, 100, 16),
+    summary("causal", 1, 40, 40),
+    summary("causal", 8, 120, 20),
+    summary("none", 1, 20, 20),
+    summary("none", 8, 110, 15),
+    summary("capacity", 1, 60, 20),
+    summary("capacity", 4, 50, 10),  # a bad moment: beaten by the point above
+    summary("capacity", 8, 110, 12),
+]
+
+
+def test_planners_are_compared_at_the_throughput_of_the_reference() -> None:
+    found = {(m.concurrency, m.planner): m.user_rate for m in matched(ROWS)}
+    assert found == {
+        (1, "none"): pytest.approx(20 - 5 * 10 / 90),
+        (8, "none"): pytest.approx(20 - 5 * 80 / 90),
+        (8, "causal"): pytest.approx(40 - 20 * 60 / 80),
+        (8, "capacity"): pytest.approx(20 - 8 * 40 / 50),
+    }
+
+
+def test_a_promised_speed_counts_users_of_whom_nine_in_ten_get_it() -> None:
+    found = {row.planner: (row.users, row.throughput) for row in interactive(ROWS, [9.0])}
+    assert found == {
+        "fixed:1": (1, 30),
+        "causal": (8, 120),
+        "none": (1, 20),
+        "capacity": (1, 60),
+    }
+    assert {row.users for row in interactive(ROWS, [1000.0])} == {0}
+
+
+def test_lengths_by_domain_are_pooled_over_decode_steps() -> None:
+    answers = [
+        answer("chat", steps=11, proposed=40, admitted=10, accepted=5),
+        answer("chat", steps=31, proposed=40, admitted=30, accepted=15),
+        answer("math", steps=5, proposed=0, admitted=0, accepted=0),
+    ]
+    assert by_domain(answers) == {
+        "chat": Lengths(verified=2.0, accepted=1.5, trimmed_share=0.5),
+        "math": Lengths(verified=1.0, accepted=1.0, trimmed_share=0.0),
+    }
+
+
+def test_results_are_read_back_reported_and_drawn(tmp_path: Path) -> None:
+    thresholds = [summary(f"threshold:{s}", 8, 100, 10) for s in (0.1, 0.5)]
+    rows = ROWS + thresholds
+    file, pictures = tmp_path / "serving.json", tmp_path / "pictures"
+    file.write_text(json.dumps({"results": [asdict(row) for row in rows]}))
+    assert read_summaries([file]) == rows
+    result = CliRunner().invoke(
+        app, ["bench", "report", str(file), "--pictures", str(pictures), "--interactivity", "9"]
+    )
+    assert result.exit_code == 0
+    assert "+56%" in result.stdout  # causal's 25 tokens a second against 16
+    assert {path.name for path in pictures.iterdir()} == {
+        f"grpc-{name}.svg" for name in ("lengths", "pareto", "domains", "threshold")
+    }
+    assert all("<svg" in path.read_text() for path in pictures.iterdir())
+
+
+def test_there_is_no_picture_of_a_single_point(tmp_path: Path) -> None:
+    assert draw(ROWS[:1], tmp_path) == []
+
+
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "other.json"
+    file.write_text("[]")
+    with pytest.raises(ConfigError, match="holds no results of `dspark bench serve --out`"):
+        read_summaries([file])
