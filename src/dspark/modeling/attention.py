@@ -1,38 +1,9 @@
-"""Attention over a paged KV cache for one packed row of many sequences' tokens.
-
-Registered with transformers under ``dspark_paged``: any model whose attention goes through
-``AttentionInterface`` runs unchanged, given the step's ``plan`` as a keyword.
-"""
+"""Attention over a paged KV cache for one packed row of many sequences' tokens."""
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
 from dspark.modeling.attention_plan import AttentionPlan, Gather, Group
-
-ATTENTION_NAME = "dspark_paged"
-
-
-def paged_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    plan: AttentionPlan,
-    **kwargs: object,
-) -> tuple[Tensor, None]:
-    """The function transformers calls; it writes the cache, then attends to it.
-
-    query: [1, H, B, hd]; key, value: [1, KV, B, hd]. Returns [1, B, H, hd].
-    """
-    del attention_mask, kwargs  # causality and padding are in the plan
-    layer = module.layer_idx
-    assert isinstance(layer, int)
-    query, key, value = (heads[0].transpose(0, 1) for heads in (query, key, value))
-    mixed = attend(plan, layer, query, torch.cat((key, value), dim=1), scaling)
-    return mixed.view(query.shape).unsqueeze(0), None
 
 
 def attend(
@@ -79,6 +50,3 @@ def _context(group: Group, cache: Tensor) -> tuple[Tensor, ...]:
         (kv_heads * cache.stride(0), context.spacing * block, cache.stride(0), head_dim, 1),
         context.first_block * block,
     ).unbind(0)
-
-
-AttentionInterface.register(ATTENTION_NAME, paged_attention)

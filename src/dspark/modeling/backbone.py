@@ -1,6 +1,6 @@
 """The target without its head: packed tokens in, final and tapped hidden states out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from dspark.core.errors import TargetError
-from dspark.modeling.attention import ATTENTION_NAME
 from dspark.modeling.attention_plan import Span, plan_attention
-from dspark.modeling.fused import fuse
+from dspark.modeling.decoder import PackedDecoder
 from dspark.modeling.kv import KVCache, KVShape
-from dspark.modeling.linear import Precision, activation_dtype, apply_precision
+from dspark.modeling.linear import Precision, activation_dtype
 
 __all__ = ["Backbone", "BackboneOutput", "LocalBackbone", "PackedStep", "Span"]
 
@@ -44,7 +43,7 @@ class Backbone(Protocol):
 
 
 class LocalBackbone:
-    """A transformers decoder on one device, run over a paged KV cache."""
+    """A decoder on one device, run over a paged KV cache."""
 
     def __init__(
         self,
@@ -67,13 +66,12 @@ class LocalBackbone:
         if threads is not None:
             torch.set_num_threads(threads)
         self.precision = precision
-        self.config, self.model = _load_decoder(folder, activation_dtype(precision))
+        self.config, model = _load_decoder(folder, activation_dtype(precision))
         self.tap_layers = tuple(tap_layers)
         num_layers = self.config.num_hidden_layers
         if not all(0 <= layer < num_layers for layer in self.tap_layers):
             raise TargetError(f"tap layers {self.tap_layers} are not all in 0..{num_layers - 1}")
-        fuse(self.model)
-        apply_precision(self.model, precision)
+        self._decoder = PackedDecoder(model, precision, self.tap_layers)
         shape = KVShape(
             num_layers=num_layers,
             kv_heads=self.config.num_key_value_heads,
@@ -84,40 +82,22 @@ class LocalBackbone:
         )
         self._share = self.config.num_attention_heads // shape.kv_heads
         self.kv = KVCache(shape, activation_dtype(precision), feature_dim=feature_dim)
-        self._tapped: dict[int, Tensor] = {}
-        for layer in self.tap_layers:
-            self.model.get_submodule(f"layers.{layer}").register_forward_hook(self._tap(layer))
 
     def forward(self, step: PackedStep) -> BackboneOutput:
         """Run one packed step: writes its keys and values, returns its hidden states."""
         plan = plan_attention(step.spans, self.kv, self._share)
         with torch.inference_mode():
-            output = self.model(
-                input_ids=step.token_ids[None],
-                position_ids=plan.positions[None],
-                use_cache=False,
-                plan=plan,
-            )
-            hidden = output.last_hidden_state[0]
-            taps = [self._tapped.pop(layer)[0] for layer in self.tap_layers]
+            hidden, taps = self._decoder(step.token_ids, plan)
             return BackboneOutput(
                 hidden=hidden, taps=torch.cat(taps, dim=-1) if taps else hidden[:, :0]
             )
-
-    def _tap(self, layer: int) -> Callable[[nn.Module, object, Tensor], None]:
-        def keep(module: nn.Module, args: object, output: Tensor) -> None:
-            self._tapped[layer] = output
-
-        return keep
 
 
 def _load_decoder(folder: Path, dtype: torch.dtype) -> tuple[PretrainedConfig, nn.Module]:
     """The checkpoint's configuration and decoder; the head is a module of its own (`LocalHead`)."""
     loaded: Any  # (model, report), which the annotations of transformers do not say
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation=ATTENTION_NAME, output_loading_info=True
-        )
+        loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise TargetError(f"the target in {folder} cannot be loaded: {error}") from error
     model, report = loaded

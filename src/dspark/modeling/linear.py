@@ -1,11 +1,12 @@
-"""Precisions a target can be computed in, and the module swaps that make them fast on a CPU."""
+"""Precisions a target can be computed in, and the products and norms that make them fast on a
+CPU."""
 
-from typing import Literal, cast, get_args
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, TypeAlias, cast, get_args
 
 import torch
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from dspark.core.errors import ConfigError
 
@@ -13,6 +14,11 @@ Precision = Literal["fp32", "bf16", "fp16w"]
 """``fp32``: the exactness reference. ``bf16``: weights and activations in bf16, for devices that
 multiply it natively. ``fp16w``: fp16 weights, fp32 activations and accumulation (FBGEMM), for
 x86 CPUs without bf16."""
+
+
+RowFunction: TypeAlias = Callable[[Tensor], Tensor]
+"""[..., in] -> [..., out]. A plain function: at one row, calling a module costs as much as a small
+operation."""
 
 
 def resolve_precision(name: str) -> Precision:
@@ -49,33 +55,35 @@ class Fp16WeightLinear(nn.Module):
         self._packed = torch.ops.quantized.linear_prepack_fp16(weight.detach().float(), bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, torch.ops.quantized.linear_dynamic_fp16(x, self._packed))
+        return cast(Tensor, torch.ops.quantized.linear_dynamic_fp16.default(x, self._packed))
 
 
-class FastRMSNorm(nn.Module):
-    """The RMS norm of the transformers module in fewer kernels; the same weights, fp32 inside.
+def linear_function(weight: Tensor, bias: Tensor | None, precision: Precision) -> RowFunction:
+    """``x @ W.T + b``. weight: [out, in], already in the precision's activation dtype."""
+    if precision == "fp16w":
+        return Fp16WeightLinear(weight, bias).forward
+    return partial(nn.functional.linear, weight=weight, bias=bias)
 
-    At one row a norm costs what its kernel launches cost, and a step has two for each layer.
-    """
 
-    def __init__(self, weight: Tensor, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self._eps = torch.tensor(eps, device=weight.device)  # no buffer: it must stay fp32
+def rms_norm(weight: Tensor, eps: float) -> RowFunction:
+    """The RMS norm of transformers in fewer kernels, fp32 inside. weight: [d]."""
+    weight = weight.detach()
+    epsilon = torch.tensor(eps, device=weight.device)
+    share = 1 / len(weight)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def norm(x: Tensor) -> Tensor:
         rows = x.float()
-        norm = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-        scale = torch.addcmul(self._eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
-        return (rows * scale).to(x.dtype).mul_(self.weight)
+        length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+        scale = torch.addcmul(epsilon, length, length, value=share).rsqrt_()
+        return (rows * scale).to(x.dtype).mul_(weight)
+
+    return norm
 
 
 def apply_precision(model: nn.Module, precision: Precision) -> None:
-    """Swap the linears and norms of a transformers model, in place, for the precision's own."""
+    """Swap the linears of a model, in place, for the precision's own."""
     model.to(activation_dtype(precision))
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if precision == "fp16w" and isinstance(child, nn.Linear):
                 setattr(parent, name, Fp16WeightLinear(child.weight, child.bias))
-            elif isinstance(child, LlamaRMSNorm | Qwen3RMSNorm):
-                setattr(parent, name, FastRMSNorm(child.weight, child.variance_epsilon))

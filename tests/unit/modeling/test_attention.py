@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dspark.modeling.attention import paged_attention
+from dspark.modeling.attention import attend
 from dspark.modeling.attention_plan import Gather, Slabs, Span, plan_attention
 from dspark.modeling.kv import KVCache, KVShape
 
@@ -11,15 +11,10 @@ HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, NUM_BLOCKS = 4, 2, 8, 4, 96
 SHAPE = KVShape(1, KV_HEADS, HEAD_DIM, NUM_BLOCKS, BLOCK_SIZE)
 
 
-class Layer(torch.nn.Module):
-    layer_idx = 0
-
-
 def run(cache: KVCache, spans: list[Span], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
     """q: [B, H, hd]; k, v: [B, KV, hd]. Returns [B, H, hd]."""
-    packed = [rows.transpose(0, 1)[None] for rows in (q, k, v)]
     plan = plan_attention(spans, cache, HEADS // KV_HEADS)
-    return paged_attention(Layer(), *packed, None, HEAD_DIM**-0.5, plan)[0][0]
+    return attend(plan, 0, q, torch.cat((k, v), dim=1), HEAD_DIM**-0.5).view(q.shape)
 
 
 def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int) -> torch.Tensor:

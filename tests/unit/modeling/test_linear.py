@@ -6,10 +6,11 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from dspark.core.errors import ConfigError
 from dspark.modeling.linear import (
-    FastRMSNorm,
     Fp16WeightLinear,
     apply_precision,
+    linear_function,
     resolve_precision,
+    rms_norm,
 )
 
 needs_fbgemm = pytest.mark.skipif(
@@ -55,24 +56,35 @@ def test_fp16_rows_depend_on_the_batch_only_by_fp32_rounding() -> None:
             assert (part - whole[start : start + size]).abs().max() < 64 * 2**-20
 
 
+@needs_fbgemm
+def test_a_linear_function_is_the_module_it_was_made_of() -> None:
+    torch.manual_seed(0)
+    linear, x = nn.Linear(24, 16), torch.randn(3, 24)
+    for precision, tolerance in (("fp32", 1e-6), ("fp16w", 5e-3)):
+        for bias in (linear.bias, None):
+            expected = nn.functional.linear(x, linear.weight, bias)
+            got = linear_function(linear.weight, bias, precision)(x)
+            torch.testing.assert_close(got, expected, atol=tolerance, rtol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fast_norm_equals_the_transformers_module(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x = torch.randn(3, 7, 64).to(dtype) * 5
     norm = LlamaRMSNorm(64, eps=1e-5).to(dtype)
     norm.weight.data.uniform_(0.5, 2)
-    got = FastRMSNorm(norm.weight, 1e-5)(x)
+    got = rms_norm(norm.weight, 1e-5)(x)
     assert got.dtype == dtype
     torch.testing.assert_close(got, norm(x))
 
 
 def test_small_rows_are_scaled_by_eps_and_not_by_their_norm() -> None:
-    got = FastRMSNorm(torch.ones(4), 1e-2)(torch.full((1, 4), 1e-4))
+    got = rms_norm(torch.ones(4), 1e-2)(torch.full((1, 4), 1e-4))
     torch.testing.assert_close(got, torch.full((1, 4), 1e-3))
 
 
 @needs_fbgemm
-def test_apply_precision_swaps_every_linear_and_norm() -> None:
+def test_apply_precision_swaps_every_linear() -> None:
     config = LlamaConfig(
         vocab_size=32,
         hidden_size=32,
@@ -86,8 +98,6 @@ def test_apply_precision_swaps_every_linear_and_norm() -> None:
     apply_precision(model, "fp16w")
     kinds = [type(module) for module in model.modules()]
     assert kinds.count(Fp16WeightLinear) == 14
-    assert kinds.count(FastRMSNorm) == 5
     assert nn.Linear not in kinds
-    assert LlamaRMSNorm not in kinds
     got = model(torch.arange(5)[None]).last_hidden_state
     torch.testing.assert_close(got, expected, atol=5e-3, rtol=0)
