@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dspark.core.errors import OutOfBlocksError
@@ -56,14 +57,23 @@ class KVCache:
         block * block_size + offset."""
         self._slots[layer].index_copy_(1, slots, keys_values.transpose(0, 1))
 
+    def copy_blocks(self, source: Sequence[int], target: Sequence[int]) -> None:
+        """Copy whole blocks of all layers, and their features."""
+        origin, copy = (torch.tensor(blocks, device=self.device) for blocks in (source, target))
+        for layer in self.layers:
+            layer.index_copy_(1, copy, layer.index_select(1, origin))
+        if self.features is not None:
+            self.features.index_copy_(0, copy, self.features.index_select(0, origin))
+
 
 class BlockPool:
     """Who holds which block: a free list, reference counts and a prefix cache.
 
     A block is *free*, *held* (one or more references), or *idle*: held by nobody, but kept because
     its contents are published. Idle blocks are given out, least recently used first, once no free
-    ones are left. Blocks are published under a hash chained over all tokens up to their end, so
-    equal tokens after different beginnings never meet; ``salt`` separates models and tenants.
+    ones are left, or no consecutive ones: attention reads those in place. Blocks are published
+    under a hash chained over all tokens up to their end, so equal tokens after different beginnings
+    never meet; ``salt`` separates models and tenants.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -85,18 +95,37 @@ class BlockPool:
         Raises:
             OutOfBlocksError: fewer are left. Nothing is taken then.
         """
+        run = self.allocate_run(count)
+        if run is not None:
+            return run
         if count > self.num_free:
             raise OutOfBlocksError(
                 f"{count} KV blocks are needed and {self.num_free} are left; "
                 "wait for requests to end, or start with a larger KV cache"
             )
-        while self._is_free.sum() < count:
-            self._evict()
-        blocks = self._choose(count)
-        self._is_free[blocks] = False
-        for block in blocks:
-            self._references[block] = 1
-        return blocks
+        for block in list(self._idle)[: max(count - int(self._is_free.sum()), 0)]:
+            self._evict(block)
+        return self._take(np.flatnonzero(self._is_free)[:count].tolist())
+
+    def allocate_run(self, count: int) -> list[int] | None:
+        """Take ``count`` consecutive blocks; None if there are no such that nobody holds.
+
+        Of several runs the first whose published blocks have all been idle for longest.
+        """
+        if not 0 < count <= self.num_free:
+            return [] if count == 0 else None
+        in_use = np.where(self._is_free, 0.0, np.inf)
+        idle = np.fromiter(self._idle, np.int64, len(self._idle))
+        in_use[idle] = np.arange(1, len(idle) + 1)
+        latest = _window_maxima(in_use, count)
+        first = int(latest.argmin())
+        if not np.isfinite(latest[first]):
+            return None
+        run = list(range(first, first + count))
+        for block in run:
+            if block in self._idle:
+                self._evict(block)
+        return self._take(run)
 
     def free(self, blocks: Sequence[int]) -> None:
         """Give one reference of each block back."""
@@ -146,15 +175,23 @@ class BlockPool:
             key = hashlib.sha256(key + content).digest()
             yield key
 
-    def _evict(self) -> None:
-        block, _ = self._idle.popitem(last=False)
+    def _evict(self, block: int) -> None:
+        del self._idle[block]
         del self._block_of[self._key_of.pop(block)]
         self._is_free[block] = True
 
-    def _choose(self, count: int) -> list[int]:
-        """The first run of consecutive free blocks, which attention can read in place; else the
-        lowest free blocks."""
-        free = np.flatnonzero(self._is_free)
-        fits = np.flatnonzero(free[count - 1 :] - free[: len(free) - count + 1] == count - 1)
-        begin = int(fits[0]) if count and len(fits) else 0
-        return [int(block) for block in free[begin : begin + count]]
+    def _take(self, blocks: list[int]) -> list[int]:
+        self._is_free[blocks] = False
+        for block in blocks:
+            self._references[block] = 1
+        return blocks
+
+
+def _window_maxima(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
+    """Largest of each ``width`` neighbours, [N] -> [N - width + 1], in log(width) passes."""
+    maxima, covered = values, 1
+    while covered < width:
+        further = min(covered, width - covered)
+        maxima = np.maximum(maxima[:-further], maxima[further:])
+        covered += further
+    return maxima

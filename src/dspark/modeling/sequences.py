@@ -16,7 +16,7 @@ from dspark.core.types import (
     Verdict,
     VerifyRow,
 )
-from dspark.modeling.kv import BlockPool
+from dspark.modeling.kv import BlockPool, KVCache
 
 
 @dataclass(slots=True)
@@ -59,6 +59,7 @@ class SequenceTable:
     """
 
     pool: BlockPool
+    cache: KVCache
     salt: bytes
     _incarnation: int | None = None
     _latest_step: int = -1
@@ -123,9 +124,8 @@ class SequenceTable:
     def _open(self, opening: OpenSequence) -> HeldSequence:
         tokens = [int(token) for token in opening.tokens]
         hits = self.pool.match(tokens, self.salt)
-        num_blocks = -(-opening.max_len // self.pool.block_size)
         try:
-            own = self.pool.allocate(num_blocks - len(hits))
+            blocks = self._blocks(hits, -(-opening.max_len // self.pool.block_size))
         except OutOfBlocksError:
             self.pool.free(hits)
             raise
@@ -133,11 +133,21 @@ class SequenceTable:
             tokens=tokens,
             sampling=opening.sampling,
             max_len=opening.max_len,
-            blocks=[*hits, *own],
+            blocks=blocks,
             prompt_len=len(tokens),
             computed_len=len(hits) * self.pool.block_size,
             num_published=len(hits),
         )
+
+    def _blocks(self, hits: list[int], count: int) -> list[int]:
+        """``count`` blocks that begin with the contents of ``hits``, whose references they take
+        over. Copied once into a run of its own, a prefix need not be gathered in every step."""
+        run = self.pool.allocate_run(count) if hits else None
+        if run is None:
+            return [*hits, *self.pool.allocate(count - len(hits))]
+        self.cache.copy_blocks(hits, run[: len(hits)])
+        self.pool.free(hits)
+        return run
 
     def _publish(self, sequence: HeldSequence, num_blocks: int) -> None:
         tokens = sequence.tokens[: num_blocks * self.pool.block_size]

@@ -66,6 +66,7 @@ class TargetWorker:
         self._features = FeatureStore(shared, backbone.kv) if shared else None
         self._sequences = SequenceTable(
             BlockPool(shape.num_blocks, shape.block_size),
+            backbone.kv,
             salt=f"{target_digest}:{fusion_digest}".encode(),
         )
 

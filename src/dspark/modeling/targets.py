@@ -1,7 +1,7 @@
 """Finding a target: a name, a Hugging Face id or a folder becomes a local checkpoint folder.
 
 A checkpoint folder holds ``config.json``, the tokenizer's files, ``generation_config.json`` and
-the weights as safetensors. Only model families that `dspark.modeling.decoder` computes are accepted.
+the weights as safetensors. Only families that `dspark.modeling.decoder` computes are accepted.
 """
 
 import hashlib

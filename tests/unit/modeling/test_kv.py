@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark.core.errors import OutOfBlocksError
-from dspark.modeling.kv import BlockPool
+from dspark.modeling.kv import BlockPool, KVCache, KVShape
 
 SALT = b"model"
 
@@ -63,6 +64,31 @@ def test_published_blocks_survive_their_owner_until_space_runs_out() -> None:
     assert pool.match([1, 2, 3, 4, 5], SALT) == blocks[:1]
 
 
+def test_a_run_is_worth_the_prefixes_that_were_used_longest_ago() -> None:
+    pool = BlockPool(8, 2)
+    sequences = [pool.allocate(4), pool.allocate(4)]
+    prompts = [[1, 2, 3, 4], [5, 6, 7, 8]]
+    for blocks, tokens in zip(sequences, prompts, strict=True):
+        pool.publish(tokens, SALT, blocks[:2])
+        pool.free(blocks)
+    pool.free(pool.match([*prompts[0], 9], SALT))  # now the second prompt is the older one
+    assert pool.allocate(3) == [5, 6, 7]  # its last block goes first; 4 free ones are left
+    assert pool.match([*prompts[0], 9], SALT) == [0, 1]
+    assert pool.match([*prompts[1], 9], SALT) == [4]
+
+
+def test_there_is_no_run_across_a_held_block() -> None:
+    pool = BlockPool(5, 2)
+    pool.allocate(2)
+    middle = pool.allocate(1)
+    pool.free([0, 1])
+    assert middle == [2]
+    assert pool.allocate_run(3) is None
+    assert pool.num_free == 4  # nothing was taken
+    assert pool.allocate_run(2) == [0, 1]
+    assert pool.allocate(2) == [3, 4]
+
+
 def test_a_held_block_is_never_evicted() -> None:
     pool = BlockPool(2, 2)
     blocks = pool.allocate(1)
@@ -78,6 +104,20 @@ def test_only_whole_blocks_can_be_published() -> None:
     pool = BlockPool(2, 4)
     with pytest.raises(ValueError, match="3 tokens do not fill 1 KV blocks"):
         pool.publish([1, 2, 3], SALT, pool.allocate(1))
+
+
+@pytest.mark.parametrize("features", [0, 3])
+def test_blocks_are_copied_in_every_layer_with_their_features(features: int) -> None:
+    cache = KVCache(KVShape(2, 1, 2, 6, 4), torch.float32, feature_dim=features)
+    for tensor in (*cache.layers, *([] if cache.features is None else [cache.features])):
+        tensor.normal_()
+    before = [layer.clone() for layer in cache.layers]
+    cache.copy_blocks([4, 1], [2, 3])
+    for layer, old in zip(cache.layers, before, strict=True):
+        assert torch.equal(layer[:, [2, 3]], old[:, [4, 1]])
+        assert torch.equal(layer[:, [0, 1, 4, 5]], old[:, [0, 1, 4, 5]])
+    if cache.features is not None:
+        assert torch.equal(cache.features[[2, 3]], cache.features[[4, 1]])
 
 
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=9), max_size=30), st.data())

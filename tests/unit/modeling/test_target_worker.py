@@ -167,6 +167,31 @@ def test_a_prefix_hit_changes_neither_output_nor_features(reference, worker) -> 
     assert third.output == alone
 
 
+def test_a_prefix_hit_lies_in_consecutive_blocks_of_its_own(reference, worker) -> None:
+    text = prompt(22, 3)
+    first, second = (Request(key(i), text, 8, want_features=True) for i in (1, 2))
+    run_step(worker, [first], 0)
+    run_step(worker, [first, second], 1)
+    held = [worker._sequences.get(key(i)).blocks for i in (1, 2)]
+    assert not set(held[0]) & set(held[1])
+    for blocks in held:
+        assert blocks == list(range(blocks[0], blocks[0] + len(blocks)))
+    assert second.verdicts[0].cached_len == 20
+
+
+def test_without_a_run_of_blocks_a_prefix_is_shared(target, shared, reference) -> None:
+    small = target_worker(target, shared, num_blocks=15)
+    text = prompt(22, 3)
+    first, second = (Request(key(i), text, 8, want_features=True) for i in (1, 2))
+    run_step(small, [first], 0)
+    run_step(small, [first, second], 1)
+    held = [small._sequences.get(key(i)).blocks for i in (1, 2)]
+    assert held[0][:5] == held[1][:5]
+    run_all(small, {2: [first], 3: [second]})
+    assert second.output == first.output == plain(reference, text, 8)
+    assert second.features == first.features
+
+
 def test_the_whole_prompt_is_never_a_hit(worker) -> None:
     text = prompt(8, 3)  # two full blocks
     for sequence in (1, 2):
