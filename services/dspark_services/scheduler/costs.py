@@ -23,12 +23,19 @@ class CostBook:
     """Looks a profile up under what it is valid for, and measures it if there is none."""
 
     def __init__(
-        self, store: StateStore, threads: int, limits: Limits, *, reprofile: bool = False
+        self,
+        store: StateStore,
+        threads: int,
+        transport: str,
+        limits: Limits,
+        *,
+        reprofile: bool = False,
     ) -> None:
-        """``threads`` that workers compute with; ``limits`` of the steps to come; ``reprofile``:
-        measure what is kept already."""
+        """``threads`` that workers compute with, and the ``transport`` to them; ``limits`` of the
+        steps to come; ``reprofile``: measure what is kept already."""
         self._store = store
         self._threads = threads
+        self._transport = transport
         self._limits = limits
         self._reprofile = reprofile
         self._open: ProfileKey | None = None  # what the surface in use is valid for
@@ -99,6 +106,7 @@ class CostBook:
             device=workers.target.device,
             precision=workers.target.precision,
             threads=self._threads,
+            transport=self._transport,
         )
 
     async def _read(self, key: ProfileKey) -> StepCost | None:

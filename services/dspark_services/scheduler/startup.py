@@ -56,7 +56,13 @@ async def ready_driver(settings: Settings, observer: Observer | None) -> AsyncIt
             max_prefill_tokens=settings.max_prefill_tokens,
             max_batch_tokens=settings.max_batch_tokens,
         )
-        book = CostBook(store, settings.num_threads, limits, reprofile=settings.reprofile)
+        book = CostBook(
+            store,
+            settings.num_threads,
+            settings.transport,
+            limits,
+            reprofile=settings.reprofile,
+        )
         cost = await book.of(workers)
         time_drafter = None
         if cost is not None and drafter is not None and workers.drafter_info is None:

@@ -35,6 +35,7 @@ class ProfileKey:
     device: str
     precision: str
     threads: int
+    transport: str = "grpc"  # to the workers: part of what a step spends outside them
 
     def digest(self) -> str:
         """Hex sha256 over all fields, to name a stored profile by."""
