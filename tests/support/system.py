@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from dspark_services.process import new_incarnation
-from dspark_services.scheduler.driver import DrafterTiming, Driver
+from dspark_services.scheduler.drafter_link import DrafterTiming
+from dspark_services.scheduler.driver import Driver
 from dspark_services.scheduler.observer import StepTiming
 from dspark_services.scheduler.streams import EventStream
 from transformers import AutoModelForCausalLM

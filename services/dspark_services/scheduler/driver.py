@@ -4,7 +4,6 @@ when a worker does not answer.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -20,7 +19,6 @@ from dspark.core.errors import (
 from dspark.core.refresh import CostRefresher, StepTime
 from dspark.core.types import (
     DraftBatch,
-    DrafterInfo,
     DraftReply,
     SequenceKey,
     TargetInfo,
@@ -28,24 +26,23 @@ from dspark.core.types import (
     VerifyBatch,
     VerifyReply,
 )
-from dspark.engine.calibrator import CalibrationStatus, Calibrator
+from dspark.engine.calibrator import CalibrationStatus
 from dspark.engine.engine import Engine
-from dspark.engine.events import GateState, GateStatus, StepStart
+from dspark.engine.events import GateStatus, StepStart
 from dspark.engine.ports import DrafterPort, VerifierPort
 from dspark.engine.request import Request
-from dspark_services.scheduler.handshake import check_drafter_fits, check_same_target
-from dspark_services.scheduler.observer import NullObserver, Observer, StepTiming
+from dspark_services.scheduler.drafter_link import DrafterLink, DrafterTiming, Recall
+from dspark_services.scheduler.handshake import (
+    FIRST_RETRY_SECONDS,
+    LONGEST_RETRY_SECONDS,
+    check_same_target,
+)
+from dspark_services.scheduler.observer import NullObserver, Observer
 from dspark_services.scheduler.step_time import step_time
+from dspark_services.scheduler.stopwatch import Stopwatch
 from dspark_services.scheduler.streams import EventStream, StreamTable
 
 log = logging.getLogger(__name__)
-
-DrafterTiming = Callable[[StepCost, DrafterInfo, asyncio.Lock], Awaitable[StepCost]]
-"""Add to a surface the drafts of a drafter that has just been met, timed call by call between
-steps: each call takes the lock."""
-
-_FIRST_RETRY_SECONDS = 0.05
-_LONGEST_RETRY_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,33 +73,36 @@ class Driver:
         max_waiting: int,
         time_drafter: DrafterTiming | None = None,
         refresh_cost: bool = False,
-        recall: Callable[[DrafterInfo], Awaitable[Calibrator]] | None = None,
+        recall: Recall | None = None,
         observer: Observer | None = None,
     ) -> None:
         """``verifier_deadline`` [s]: longest absence of the verifier that requests sit out.
-        ``time_drafter``: how to learn what drafts cost, where the engine does not know yet.
         ``refresh_cost``: keep the engine's cost surface current from the steps that are served.
-        ``recall``: what is known about the confidences of a drafter that has been met.
         """
         self._engine = engine
         self._target = target
         self._verifier = verifier
-        self._drafter = drafter
         self._verifier_deadline = verifier_deadline
         self._max_waiting = max_waiting
-        self._time_drafter = time_drafter
-        self._recall = recall
         self._refresher: CostRefresher | None = None
         if refresh_cost and engine.cost is not None:
             self._refresher = CostRefresher(engine.cost)
-        self._block_size = 0  # of the drafter that was attached last
         self._observer = observer or NullObserver()
         self._streams = StreamTable()
         self._wake = asyncio.Event()
         self._turn = asyncio.Lock()  # held by a step, or by what must not run beside one
         self._verifier_ready = True
-        self._drafter_ready = False
-        self._reconnecting: asyncio.Task[None] | None = None
+        self._link: DrafterLink | None = None
+        if drafter is not None:
+            self._link = DrafterLink(
+                engine,
+                drafter,
+                lambda: self._target,
+                self._turn,
+                time_drafter=time_drafter,
+                recall=recall,
+                on_cost=self._use_cost,
+            )
 
     # --- For the API -------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class Driver:
     def status(self) -> DriverStatus:
         return DriverStatus(
             verifier_ready=self._verifier_ready,
-            drafter_ready=None if self._drafter is None else self._drafter_ready,
+            drafter_ready=None if self._link is None else self._link.ready,
             waiting=self._engine.num_waiting,
             running=self._engine.num_running,
             gate=self._engine.gate,
@@ -157,7 +157,8 @@ class Driver:
 
     async def run(self) -> None:
         """Step for ever. Returns only by cancellation or by an error, which is a defect."""
-        self._reconnect_drafter()
+        if self._link is not None:
+            self._link.open()
         try:
             while True:
                 async with self._turn:
@@ -168,11 +169,11 @@ class Driver:
                     self._wake.clear()
                     await self._wake.wait()
         finally:
-            if self._reconnecting is not None:
-                self._reconnecting.cancel()
+            if self._link is not None:
+                self._link.close()
 
     async def _step(self, start: StepStart) -> None:
-        clock = _Stopwatch()
+        clock = Stopwatch()
         await self._fetch_features(start)
         clock.lap("fetch")
         drafts_wanted = self._engine.draft_batch()
@@ -198,7 +199,8 @@ class Driver:
         timing = clock.timing(drafts, verdicts)
         self._observer.on_step(outcome, timing)
         if drafts is not None or drafts_wanted is None:  # else it waited for nothing
-            step = step_time(outcome.stats, timing, drafts_wanted, self._block_size)
+            block_size = 0 if self._link is None else self._link.block_size
+            step = step_time(outcome.stats, timing, drafts_wanted, block_size)
             self._learn_cost(step, timing.total)
 
     def _learn_cost(self, step: StepTime | None, seconds: float) -> None:
@@ -210,7 +212,20 @@ class Driver:
         if cost is not None:
             self._engine.use_cost(cost)
 
+    def _use_cost(self, cost: StepCost) -> None:
+        """A surface that was measured, and not learned from steps."""
+        self._engine.use_cost(cost)
+        if self._refresher is not None:
+            self._refresher = CostRefresher(cost)
+
     # --- Drafter: fail open ------------------------------------------------------------------
+
+    async def _draft(self, batch: DraftBatch) -> DraftReply | None:
+        assert self._link is not None, "the engine drafts only with a drafter attached"
+        drafts = await self._link.draft(batch)
+        if drafts is None:
+            self._observer.on_fallback("drafter")
+        return drafts
 
     async def _fetch_features(self, start: StepStart) -> None:
         """Rows whose features do not come are left out of this step's draft."""
@@ -225,61 +240,13 @@ class Driver:
             else:
                 self._engine.supply(fetch.key, features)
 
-    async def _draft(self, batch: DraftBatch) -> DraftReply | None:
-        assert self._drafter is not None, "the engine drafts only with a drafter attached"
-        try:
-            return await self._drafter.draft(batch)
-        except DSparkError as error:
-            log.warning("decoding without drafts: %s", error)
-            self._observer.on_fallback("drafter")
-            self._drafter_ready = False
-            self._engine.attach_drafter(None)
-            self._reconnect_drafter()
-            return None
-
-    def _reconnect_drafter(self) -> None:
-        if self._drafter is not None:
-            self._reconnecting = asyncio.create_task(self._attach_drafter(self._drafter))
-
-    async def _attach_drafter(self, drafter: DrafterPort) -> None:
-        delay = _FIRST_RETRY_SECONDS
-        refusal = ""
-        while True:
-            try:
-                info = await drafter.handshake()
-                check_drafter_fits(info, self._target)
-                cost = self._engine.cost
-                if self._time_drafter is not None and cost is not None:
-                    cost = await self._time_drafter(cost, info, self._turn)
-                    self._time_drafter = None
-                    self._engine.use_cost(cost)
-                    if self._refresher is not None:
-                        self._refresher = CostRefresher(cost)
-                calibrator = None if self._recall is None else await self._recall(info)
-                self._engine.attach_drafter(info, calibrator)
-                self._block_size = info.block_size
-                break
-            except WorkerUnavailableError as error:
-                log.debug("drafter not back: %s", error)
-            except DSparkError as error:
-                # It answered, but does not fit. Another may take its place, so go on asking.
-                if str(error) != refusal:
-                    refusal = str(error)
-                    log.warning("decoding without drafts: %s", refusal)
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, _LONGEST_RETRY_SECONDS)
-        self._drafter_ready = True
-        log.info("drafter attached", extra={"drafter": info.name, "incarnation": info.incarnation})
-        if self._engine.gate.state is GateState.NO_DATA:
-            log.warning("decoding without drafts: %s", self._engine.gate.reason)
-
     # --- Verifier: fail safe -----------------------------------------------------------------
 
     async def _verify(self, batch: VerifyBatch) -> VerifyReply | None:
         """The verdicts; None when the verifier lost its state, or was gone past the deadline, or
         when a row cannot be sent, whose request then fails alone."""
         deadline = perf_counter() + self._verifier_deadline
-        delay = _FIRST_RETRY_SECONDS
+        delay = FIRST_RETRY_SECONDS
         while True:
             try:
                 return await self._verifier.verify(batch)
@@ -294,14 +261,14 @@ class Driver:
                 log.warning("step %d waits for the verifier: %s", batch.step, error)
                 self._observer.on_fallback("verifier")
             await asyncio.sleep(delay)
-            delay = min(2 * delay, _LONGEST_RETRY_SECONDS)
+            delay = min(2 * delay, LONGEST_RETRY_SECONDS)
             if not await self._same_verifier(deadline):
                 return None
             # The same process has the verdicts of a step it has seen: sending it again is safe.
 
     async def _same_verifier(self, deadline: float) -> bool:
         """Wait until the verifier answers; False if it is a new one or came back too late."""
-        delay = _FIRST_RETRY_SECONDS
+        delay = FIRST_RETRY_SECONDS
         on_time = True
         while True:
             if on_time and perf_counter() >= deadline:
@@ -313,7 +280,7 @@ class Driver:
             except WorkerUnavailableError as error:
                 log.debug("verifier not back: %s", error)
             await asyncio.sleep(delay)
-            delay = min(2 * delay, _LONGEST_RETRY_SECONDS)
+            delay = min(2 * delay, LONGEST_RETRY_SECONDS)
         check_same_target(info, self._target)
         self._verifier_ready = True
         same = info.incarnation == self._target.incarnation
@@ -327,31 +294,3 @@ class Driver:
         )
         for key in self._streams.fail_all(error):
             self._engine.cancel(key)
-
-
-class _Stopwatch:
-    """Wall seconds of a step by part; laps of the same name add up."""
-
-    def __init__(self) -> None:
-        self._started = self._last = perf_counter()
-        self._parts = dict.fromkeys(("fetch", "plan", "draft", "verify", "commit"), 0.0)
-
-    def lap(self, part: str) -> None:
-        now = perf_counter()
-        self._parts[part] += now - self._last
-        self._last = now
-
-    def timing(self, drafts: DraftReply | None, verdicts: VerifyReply) -> StepTiming:
-        parts = self._parts
-        draft = parts["draft"] if drafts is None else drafts.seconds
-        return StepTiming(
-            draft=draft,
-            draft_wait=parts["draft"],
-            plan=parts["plan"],
-            verify=verdicts.seconds,
-            backbone=verdicts.backbone_seconds,
-            head=verdicts.head_seconds,
-            wire=parts["fetch"] + parts["draft"] - draft + parts["verify"] - verdicts.seconds,
-            commit=parts["commit"],
-            total=self._last - self._started,
-        )

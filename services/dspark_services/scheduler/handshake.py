@@ -13,6 +13,11 @@ log = logging.getLogger(__name__)
 
 Info = TypeVar("Info")
 
+FIRST_RETRY_SECONDS = 0.05
+"""Before a worker that went away is asked again; each further wait is twice as long."""
+
+LONGEST_RETRY_SECONDS = 2.0
+
 _POLL_SECONDS = 0.2
 
 
