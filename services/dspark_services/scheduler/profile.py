@@ -23,12 +23,10 @@ from dspark.engine.ports import DrafterPort, VerifierPort
 from dspark_services.process import new_incarnation
 
 _ALWAYS_TIMED = 64  # batch sizes up to this, however slow the device
-_SPARE_SECONDS = 5.0  # larger ones are timed until the next one would take longer than this
+_SPARE_SECONDS = 6.0  # larger ones are timed until the next one would take longer than this
 _MOST_REQUESTS = 8  # of a step that is timed
 _CONTEXT = 128  # tokens a request attends to while batch sizes are timed
-_LONG_CONTEXTS = (512, 2048)
-_VARIED_BATCH = 16  # the batch size at which head rows and all contexts are varied
-_OTHER_BATCH = 64  # another, at the first long context
+_LONG_CONTEXTS = {16: (512, 2048), 64: (512,)}  # by the batch sizes that are varied otherwise too
 _REPEATS = 3
 _LONG_STEP_SECONDS = 0.15  # one repeat of such a step is precise enough
 _PROMPT = 64  # tokens of the dummy sequences that drafts are timed with
@@ -62,37 +60,35 @@ async def measure(workers: Workers, limits: Limits) -> StepCost:
 async def time_steps(
     verifier: VerifierPort, target: TargetInfo, limits: Limits
 ) -> list[tuple[ProfileShape, float]]:
-    """Seconds of target steps: sizes in powers of two with a head row for each token, then some of
-    them with fewer head rows and with longer contexts.
+    """Seconds of target steps: sizes in powers of two with a head row for each token, some of them
+    also with fewer head rows and with longer contexts.
 
     Where a device is slow the largest sizes are left out: there a step is all multiplication, and
     the curve goes on as straight as it was.
     """
     timed: list[tuple[ProfileShape, float]] = []
 
-    async def time(size: int, *, head_rows: int, context: int) -> None:
+    def shape(size: int, *, head_rows: int, context: int) -> ProfileShape:
         requests = min(size, _MOST_REQUESTS)
         # A small cache bounds the contexts that can be timed.
         room = target.num_blocks // requests * target.block_size
         context = max(min(context, target.max_context, room), -(-size // requests))
-        shape = ProfileShape(size, head_rows, requests, context)
-        slow = bool(timed) and timed[-1][1] >= _LONG_STEP_SECONDS
-        (seconds,) = await verifier.profile([shape], 1 if slow else _REPEATS)
-        timed.append((shape, seconds))
+        return ProfileShape(size, head_rows, requests, context)
 
     deadline = perf_counter() + _SPARE_SECONDS
+    latest = 0.0  # seconds of the last size
     for size in _sizes(target, limits):
-        if size > _ALWAYS_TIMED:
-            expected = 2 * 2 * timed[-1][1]  # twice the size, run twice
-            if perf_counter() + expected > deadline:
-                break
-        await time(size, head_rows=size, context=_CONTEXT)
-    largest = max((shape.batch_tokens for shape, _ in timed), default=0)
-    for varied, contexts in ((_VARIED_BATCH, _LONG_CONTEXTS), (_OTHER_BATCH, _LONG_CONTEXTS[:1])):
-        if varied <= largest:
-            await time(varied, head_rows=1, context=_CONTEXT)
-            for context in contexts:
-                await time(varied, head_rows=varied, context=context)
+        expected = 2 * 2 * latest  # twice the size, and run twice
+        if size > _ALWAYS_TIMED and perf_counter() + expected > deadline:
+            break
+        shapes = [shape(size, head_rows=size, context=_CONTEXT)]
+        if size in _LONG_CONTEXTS:  # in one call: what counts is how they differ
+            shapes.append(shape(size, head_rows=1, context=_CONTEXT))
+            shapes += (shape(size, head_rows=size, context=c) for c in _LONG_CONTEXTS[size])
+        repeats = 1 if latest >= _LONG_STEP_SECONDS else _REPEATS if len(shapes) == 1 else 2
+        seconds = await verifier.profile(shapes, repeats)
+        timed += zip(shapes, seconds, strict=True)
+        latest = seconds[0]
     return timed
 
 

@@ -23,18 +23,24 @@ def profile_steps(
 ) -> list[float]:
     """Median seconds of `repeats` steps (backbone, head and argmax), one for each shape.
 
-    Runs on scratch blocks of the pool, freed afterwards; what the cache held there is garbage.
+    Shapes take turns, so that a machine that slows down meanwhile slows all of them, and their
+    differences hold. Runs on scratch blocks of the pool, freed afterwards; what the cache held
+    there is garbage.
 
     Raises:
         InvalidRequestError: a shape with more sequences or head rows than tokens, or none.
         OutOfBlocksError: the pool is too small, or too full, for a shape.
     """
-    return [_median_seconds(backbone, head, pool, shape, repeats) for shape in shapes]
+    times: list[list[float]] = [[] for _ in shapes]
+    for turn in range(max(repeats, 1) + 1):
+        for shape, own in zip(shapes, times, strict=True):
+            seconds = _seconds(backbone, head, pool, shape)
+            if turn:  # first touches and kernel choices are not timed
+                own.append(seconds)
+    return [median(own) for own in times]
 
 
-def _median_seconds(
-    backbone: Backbone, head: LocalHead, pool: BlockPool, shape: ProfileShape, repeats: int
-) -> float:
+def _seconds(backbone: Backbone, head: LocalHead, pool: BlockPool, shape: ProfileShape) -> float:
     if not (
         1 <= shape.requests <= shape.batch_tokens and 0 <= shape.head_rows <= shape.batch_tokens
     ):
@@ -51,10 +57,7 @@ def _median_seconds(
             for table, context, length in zip(blocks, contexts, lengths, strict=True)
         )
         step = PackedStep(torch.zeros(shape.batch_tokens, dtype=torch.int64), spans)
-        _run(
-            backbone, head, step, shape.head_rows
-        )  # first touches and kernel choices are not timed
-        return median(_run(backbone, head, step, shape.head_rows) for _ in range(max(repeats, 1)))
+        return _run(backbone, head, step, shape.head_rows)
     finally:
         for table in blocks:
             pool.free(table)
