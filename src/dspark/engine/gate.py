@@ -14,12 +14,13 @@ from dspark.core.planner import Planner, StepLoad, plain_throughput
 from dspark.core.survival import HistoricalScores
 from dspark.engine.events import GateState, GateStatus
 from dspark.engine.history import History
-from dspark.engine.pace import Pace
+from dspark.engine.pace import Gain, Pace
 
 MIN_BLOCKS = 16  # observations before the first judgement
 PROBE_EVERY = 16  # parked steps for each one that drafts: with a 15 % draft, about 1 % of the time
 PROBE_ROWS = 4  # rows that draft in such a step: a busy batch needs no more to be judged
 RESUME_GAIN = 0.03  # parks below 0 and resumes above this, so that noise does not make it flap
+DOUBT = 2.0  # standard errors below 0 that a measured gain must be to park
 
 NOTHING_KNOWN = HistoricalScores(np.zeros((0, 0)))
 
@@ -80,8 +81,8 @@ class DraftGate:
         if outlook.throughput is not None:
             gain, basis = self._pace.gain(load.requests), "measured"
             if gain is None:
-                gain = outlook.throughput / plain_throughput(load, self._cost) - 1.0
-                basis = "expected"
+                expected = outlook.throughput / plain_throughput(load, self._cost) - 1.0
+                gain, basis = Gain(expected, error=0.0), "expected"
             self.status = self._judge(gain, f"{basis} for {load.requests} requests")
             if self.status.state is GateState.DRAFTING and self._pace.plain_due(load.requests):
                 return Allowance(0, 0)
@@ -99,14 +100,15 @@ class DraftGate:
     def took(self, *, drafted: bool, requests: int, tokens: int, seconds: float) -> None:
         """A step of decoding rows only is over: it committed `tokens` in `seconds`. Its drafts came
         from every row that could draft, or from none."""
-        if self.status.state is not GateState.PROBING:
+        if self.status.state is not GateState.PROBING or requests == 1:  # else it drafts less
             self._pace.record(drafted=drafted, requests=requests, tokens=tokens, seconds=seconds)
 
-    def _judge(self, gain: float, basis: str) -> GateStatus:
+    def _judge(self, gain: Gain, basis: str) -> GateStatus:
         parked = self.status.state in (GateState.PARKED, GateState.PROBING)
-        if gain >= (RESUME_GAIN if parked else 0.0):
+        reason = f"{gain.mean:+.1%} {basis}"
+        if gain.mean >= (RESUME_GAIN if parked else -DOUBT * gain.error):
             self._parked_steps = 0
-            return GateStatus(GateState.DRAFTING, f"{gain:+.1%} {basis}", gain)
+            return GateStatus(GateState.DRAFTING, reason, gain.mean)
         self._parked_steps += 1
         state = GateState.PARKED if self._parked_steps % (PROBE_EVERY + 1) else GateState.PROBING
-        return GateStatus(state, f"{gain:+.1%} {basis}", gain)
+        return GateStatus(state, reason, gain.mean)

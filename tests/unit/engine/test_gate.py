@@ -8,7 +8,7 @@ from dspark.core.planner import CapacityPlanner, CausalPlanner, FixedPlanner, Pl
 from dspark.engine.events import GateState
 from dspark.engine.gate import MIN_BLOCKS, PROBE_EVERY, PROBE_ROWS, Allowance, DraftGate
 from dspark.engine.history import History
-from dspark.engine.pace import DRAFTED_STEPS, FEWEST, FIRST_PLAIN_EVERY
+from dspark.engine.pace import FEWEST_DRAFTED, FEWEST_PLAIN, FIRST_PLAIN_EVERY, MEMORY
 from tests.support.world import step_cost
 
 CHEAP = step_cost(per_token=0.01, per_draft=0.01)
@@ -16,9 +16,10 @@ NOTHING, EVERYTHING = Allowance(0, 0), Allowance(1, 99)
 DEAR = step_cost(per_token=1.0, per_draft=0.1)
 
 
-def load() -> StepLoad:
-    """One request, with room for two draft tokens."""
-    return StepLoad(1, 0, caps=np.array([2]), weights=np.ones(1), capacity=99)
+def load(requests: int = 1) -> StepLoad:
+    """Requests with room for two draft tokens each."""
+    caps = np.full(requests, 2)
+    return StepLoad(requests, 0, caps=caps, weights=np.ones(requests), capacity=99)
 
 
 def history(first: float = 0.9, blocks: int = MIN_BLOCKS) -> History:
@@ -121,20 +122,21 @@ def test_a_closed_gate_stays_closed() -> None:
     assert gate.status.reason == "gone"
 
 
-def took(gate: DraftGate, steps: int, *, drafted: bool, seconds: float) -> None:
+def took(gate: DraftGate, steps: int, *, drafted: bool, seconds: float, requests: int = 1) -> None:
     for _ in range(steps):
-        gate.took(drafted=drafted, requests=1, tokens=1 + drafted, seconds=seconds)
+        tokens = requests * (1 + drafted)
+        gate.took(drafted=drafted, requests=requests, tokens=tokens, seconds=seconds)
 
 
 def test_what_was_measured_overrules_what_is_expected() -> None:
     gate = opened(CHEAP)
     assert gate.decide(history(0.9), load()) == EVERYTHING
-    took(gate, FEWEST, drafted=True, seconds=3.0)  # two tokens
-    took(gate, FEWEST, drafted=False, seconds=1.0)  # one
+    took(gate, FEWEST_DRAFTED, drafted=True, seconds=3.0)  # two tokens
+    took(gate, FEWEST_PLAIN, drafted=False, seconds=1.0)  # one
     assert gate.decide(history(0.9), load()) == NOTHING
     assert gate.status.reason == "-33.3% measured for 1 requests"
-    took(gate, DRAFTED_STEPS, drafted=True, seconds=1.5)
-    took(gate, 1, drafted=False, seconds=1.0)
+    took(gate, MEMORY - FEWEST_PLAIN, drafted=True, seconds=1.5)
+    took(gate, FEWEST_PLAIN, drafted=False, seconds=1.0)
     assert gate.decide(history(0.0), load()) == EVERYTHING
     assert gate.status.reason == "+33.3% measured for 1 requests"
 
@@ -150,9 +152,37 @@ def test_where_it_drafts_it_now_and_then_does_not_to_compare() -> None:
 
 def test_a_probe_is_neither_a_plain_nor_a_drafting_step() -> None:
     gate = opened(CHEAP)
-    took(gate, FEWEST, drafted=True, seconds=3.0)
-    took(gate, FEWEST, drafted=False, seconds=1.0)
+    took(gate, FEWEST_DRAFTED, drafted=True, seconds=3.0, requests=8)
+    took(gate, FEWEST_PLAIN, drafted=False, seconds=1.0, requests=8)
     while gate.status.state is not GateState.PROBING:
+        gate.decide(history(0.9), load(8))
+    took(gate, 100, drafted=True, seconds=0.1, requests=8)
+    assert gate.decide(history(0.9), load(8)) == NOTHING
+
+
+def test_a_probe_of_a_lone_request_is_a_drafting_step() -> None:
+    """Nothing is left out of it, so a pessimistic measurement is put right while parked."""
+    gate = opened(CHEAP)
+    took(gate, FEWEST_DRAFTED, drafted=True, seconds=3.0)
+    took(gate, FEWEST_PLAIN, drafted=False, seconds=1.0)
+    probes = 0
+    while gate.status.state is not GateState.DRAFTING or not probes:
         gate.decide(history(0.9), load())
-    took(gate, DRAFTED_STEPS, drafted=True, seconds=0.1)
-    assert gate.decide(history(0.9), load()) == NOTHING
+        probing = gate.status.state is GateState.PROBING
+        probes += probing
+        took(gate, 1, drafted=probing, seconds=1.2 if probing else 1.0)
+        assert probes < 40
+    assert probes > 10
+
+
+def test_bad_luck_does_not_park() -> None:
+    """A true gain of a quarter, tokens as they come: one to five, at one request."""
+    rng = np.random.default_rng(1)
+    for _ in range(10):
+        gate = opened(CHEAP)
+        for step in range(800):
+            drafts = gate.decide(history(0.9), load()) != NOTHING
+            tokens = int(rng.choice((1, 2, 3, 4, 5), p=(0.5, 0.2, 0.15, 0.1, 0.05)))
+            seconds = rng.normal(0.08, 0.008) if drafts else rng.normal(0.05, 0.005)
+            gate.took(drafted=drafts, requests=1, tokens=tokens if drafts else 1, seconds=seconds)
+            assert gate.status.state is not GateState.PARKED, step
