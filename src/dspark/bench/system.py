@@ -34,7 +34,11 @@ def running_system(
     folder = resolve_target(settings.target, settings.cache_dir)
     settings = place(settings.model_copy(update={"port": 0}))
     settings = settings.model_copy(
-        update={"target": str(folder), "served_model_name": settings.model_name}
+        update={
+            "target": str(folder),
+            "served_model_name": settings.model_name,
+            "supervised": True,
+        }
     )
     processes: list[subprocess.Popen[bytes]] = []
     with log_file.open("wb") as log:
@@ -42,7 +46,11 @@ def running_system(
         def launch(service: str, own: Settings) -> None:
             processes.append(
                 subprocess.Popen(
-                    service_command(service), env=service_environment(own), stdout=log, stderr=log
+                    service_command(service),
+                    env=service_environment(own),
+                    stdin=subprocess.PIPE,  # never written to: it closes when this process dies
+                    stdout=log,
+                    stderr=log,
                 )
             )
 
@@ -68,6 +76,8 @@ def running_system(
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
+                if process.stdin is not None:
+                    process.stdin.close()
 
 
 def _wait_ready(url: str, processes: list[subprocess.Popen[bytes]], log_file: Path) -> None:

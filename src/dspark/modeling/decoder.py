@@ -57,17 +57,17 @@ class _Layer:
         self._num_keys = attention.k_proj.out_features // attention.head_dim
         self._scaling = attention.scaling
         self._attention_norm = _norm(layer.input_layernorm)
-        self._qkv = _product((attention.q_proj, attention.k_proj, attention.v_proj), precision)
+        self._qkv = product((attention.q_proj, attention.k_proj, attention.v_proj), precision)
         self._head_norms = (  # Qwen3 has them
             (_norm(attention.q_norm), _norm(attention.k_norm))
             if hasattr(attention, "q_norm")
             else None
         )
-        self._out = _product((attention.o_proj,), precision)
+        self._out = product((attention.o_proj,), precision)
         self._mlp_norm = _norm(layer.post_attention_layernorm)
-        self._gate_up = _product((mlp.gate_proj, mlp.up_proj), precision)
+        self._gate_up = product((mlp.gate_proj, mlp.up_proj), precision)
         self._activation = mlp.act_fn
-        self._down = _product((mlp.down_proj,), precision)
+        self._down = product((mlp.down_proj,), precision)
 
     def __call__(self, rows: Tensor, rope: Rope, plan: AttentionPlan) -> Tensor:
         """rows: [B, d]. Writes its keys and values to the plan's cache. Returns [B, d]."""
@@ -96,7 +96,7 @@ def _norm(module: Any) -> RowFunction:
     return rms_norm(module.weight, module.variance_epsilon)
 
 
-def _product(linears: Sequence[nn.Linear], precision: Precision) -> RowFunction:
+def product(linears: Sequence[Any], precision: Precision) -> RowFunction:
     """One product whose output is the outputs of ``linears``, end to end."""
     weight = torch.cat([linear.weight.detach() for linear in linears])
     biases = [linear.bias.detach() for linear in linears if linear.bias is not None]

@@ -21,8 +21,9 @@ from dspark.core.types import (
 )
 from dspark.modeling.drafters.context import DraftContext
 from dspark.modeling.drafters.dspark import DSparkModel
+from dspark.modeling.drafters.served import ServedDrafter
 from dspark.modeling.drafters.shared import SharedDraftParts
-from dspark.modeling.linear import Precision, apply_precision
+from dspark.modeling.linear import Precision
 from dspark.modeling.sampling import argmax, draw, probabilities
 
 _WIRE_BYTES = SharedDraftParts.wire_dtype.itemsize
@@ -54,8 +55,7 @@ class DraftWorker:
         temperatures: Mapping[str, tuple[float, ...]] | None = None,
     ) -> None:
         self._shared = SharedDraftParts.from_model(model, precision)
-        apply_precision(model.layers, precision)
-        self._model = model.eval()
+        self._model = ServedDrafter(model, precision)
         self._sequences: dict[SequenceKey, _Sequence] = {}
         self.info = DrafterInfo(
             incarnation=incarnation,

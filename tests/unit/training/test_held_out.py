@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from dspark.modeling.drafters.checkpoint import load_drafter
+from dspark.modeling.drafters.served import ServedDrafter
 from dspark.training import anchors
 from dspark.training.held_out import (
     BLOCKS_AT_ONCE,
@@ -81,10 +82,11 @@ def test_blocks_are_those_of_the_serving_path(
     ids = sequence.ids.long()
     for row in (0, len(positions) - 1):
         anchor = int(positions[row])
-        context = model.new_context()
+        served = ServedDrafter(model, "fp32")
+        context = served.new_context()
         with torch.inference_mode():
-            model.extend([context], model.fuse(sequence.taps[:anchor].float()), [anchor])
-            hidden = model.forward_step([context], ids[anchor, None])[0]
+            served.extend([context], model.fuse(sequence.taps[:anchor].float()), [anchor])
+            hidden = served.forward_step([context], ids[anchor, None])[0]
             previous = ids[anchor]
             for k, state in enumerate(hidden):
                 confidence = model.confidence(state, previous)

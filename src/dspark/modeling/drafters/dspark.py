@@ -6,7 +6,6 @@ at s + i + 1: row 0 holds the anchor, the others masks, and gamma rows give gamm
 row sees the features of all positions strictly before the anchor and its whole own block.
 """
 
-from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from dspark.core.errors import DrafterError
 from dspark.modeling.drafters.confidence import ConfidenceHead
 from dspark.modeling.drafters.config import DrafterConfig
-from dspark.modeling.drafters.context import DraftContext
 from dspark.modeling.drafters.layers import DraftLayer, Rope, RotaryEmbedding, attend
 from dspark.modeling.drafters.markov import VanillaMarkovHead
 
@@ -93,7 +91,7 @@ class DSparkModel(nn.Module):
         embedding = self.markov_head.embed(previous) if with_markov else None
         return cast(Tensor, self.confidence_head(hidden, embedding))
 
-    # --- training: many blocks over masked contexts ---
+    # --- blocks ---
 
     def forward_blocks(
         self,
@@ -127,10 +125,10 @@ class DSparkModel(nn.Module):
 
         before_anchor = features[(context_end - 1).clamp(min=0)]
         before_anchor = before_anchor.where(anchor_positions[:, None] > 0, 0.0)
-        rows = self._block_inputs(anchor_tokens, before_anchor, size)
-        rope = self._block_rope(anchor_positions, size)
+        rows = self.block_inputs(anchor_tokens, before_anchor, size)
+        rope = self.block_rope(anchor_positions, size, features.dtype)
         context_rope = self.rotary(feature_positions, features.dtype)
-        for layer in self._draft_layers:
+        for layer in self.draft_layers:
             context = layer.self_attn.keys_values(features, context_rope)
 
             def attend_rows(
@@ -142,68 +140,17 @@ class DSparkModel(nn.Module):
             rows = layer(rows, rope, attend_rows)
         return cast(Tensor, self.norm(rows)).view(num_blocks, size, -1)
 
-    # --- serving: one block for each of several sequences, over their caches ---
-
-    def new_context(self) -> DraftContext:
-        return DraftContext(self.config, self._dtype)
-
-    def extend(self, contexts: Sequence[DraftContext], features: Tensor, counts: list[int]) -> None:
-        """Append fused features to the sequences' contexts.
-
-        features: [sum(counts), d]: ``counts[0]`` > 0 rows of ``contexts[0]``, and so on.
-        """
-        starts = [context.length for context in contexts]
-        spans = [torch.arange(s, s + n) for s, n in zip(starts, counts, strict=True)]
-        rows = features.to(self._dtype)
-        rope = self.rotary(torch.cat(spans), self._dtype)
-        for context, count in zip(contexts, counts, strict=True):
-            context.reserve(count)
-        for index, layer in enumerate(self._draft_layers):
-            keys, values = layer.self_attn.keys_values(rows, rope)
-            parts = (torch.split(heads, counts, 1) for heads in (keys, values))
-            for context, k, v in zip(contexts, *parts, strict=True):
-                context.write(index, k, v)
-        for context, part in zip(contexts, torch.split(features, counts), strict=True):
-            context.length += len(part)
-            context.last_feature = part[-1].clone()
-
-    def forward_step(self, contexts: Sequence[DraftContext], anchor_tokens: Tensor) -> Tensor:
-        """Hidden states of one block after each context; the contexts stay as they are.
-
-        anchor_tokens: [R] int64; the anchor of r stands at position ``contexts[r].length``.
-        Returns [R, block_size, d].
-        """
-        size = self.config.block_size
-        before_anchor = torch.stack([context.last_feature for context in contexts])
-        rows = self._block_inputs(anchor_tokens, before_anchor, size).to(self._dtype)
-        rope = self._block_rope(torch.tensor([context.length for context in contexts]), size)
-        for context in contexts:
-            context.reserve(size)
-        for index, layer in enumerate(self._draft_layers):
-
-            def attend_rows(q: Tensor, k: Tensor, v: Tensor, index: int = index) -> Tensor:
-                parts = (torch.split(heads, size, 1) for heads in (q, k, v))
-                blocks = zip(contexts, *parts, strict=True)
-                return torch.cat([attend(q, *c.write(index, k, v)) for c, q, k, v in blocks])
-
-            rows = layer(rows, rope, attend_rows)
-        return cast(Tensor, self.norm(rows.float())).view(len(contexts), size, -1)
-
     @property
-    def _draft_layers(self) -> list[DraftLayer]:
+    def draft_layers(self) -> list[DraftLayer]:
         return cast(list[DraftLayer], list(self.layers))
 
-    @property
-    def _dtype(self) -> torch.dtype:
-        """What the layers compute in; the heads stay in fp32."""
-        return self._draft_layers[0].input_layernorm.weight.dtype
-
-    def _block_rope(self, anchor_positions: Tensor, size: int) -> Rope:
+    def block_rope(self, anchor_positions: Tensor, size: int, dtype: torch.dtype) -> Rope:
+        """Of the rows of blocks whose anchors stand at positions [A]: [A * size, head_dim] each."""
         offsets = torch.arange(size, device=anchor_positions.device)
         positions = (anchor_positions[:, None] + offsets).flatten()
-        return cast(Rope, self.rotary(positions, self._dtype))
+        return cast(Rope, self.rotary(positions, dtype))
 
-    def _block_inputs(self, anchor_tokens: Tensor, before_anchor: Tensor, size: int) -> Tensor:
+    def block_inputs(self, anchor_tokens: Tensor, before_anchor: Tensor, size: int) -> Tensor:
         """[A], [A, d] -> the first layer's input rows [A * size, d]."""
         anchors = self.embedding[anchor_tokens][:, None]
         if self.inject_proj is None:

@@ -9,6 +9,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from dspark.core.errors import DrafterError
 from dspark.modeling.drafters.dspark import DSparkModel
+from dspark.modeling.drafters.served import ServedDrafter
 from tests.support.drafters import HIDDEN, VOCAB, random_config, random_model
 
 FAMILIES = pytest.mark.parametrize("family", ["llama", "qwen3"])
@@ -22,10 +23,11 @@ def features_of(model: DSparkModel, length: int, seed: int = 1) -> Tensor:
 
 def one_shot(model: DSparkModel, features: Tensor, anchor: int) -> Tensor:
     """The serving path with the whole context given at once."""
-    context = model.new_context()
+    served = ServedDrafter(model, "fp32")
+    context = served.new_context()
     if len(features):
-        model.extend([context], features, [len(features)])
-    return model.forward_step([context], torch.tensor([anchor]))[0]
+        served.extend([context], features, [len(features)])
+    return served.forward_step([context], torch.tensor([anchor]))[0]
 
 
 def by_definition(model: DSparkModel, features: Tensor, anchor: int) -> Tensor:
@@ -85,11 +87,12 @@ def test_a_block_is_what_the_definition_says(family: str) -> None:
 def test_incremental_context_equals_one_shot(family: str, inject: bool) -> None:
     model = random_model(random_config(family=family, inject_previous_feature=inject))
     features = features_of(model, 300)  # past the first capacity: buffers grow on the way
-    context, end = model.new_context(), 0
+    served = ServedDrafter(model, "fp32")
+    context, end = served.new_context(), 0
     for count in (1, 7, 3, 200, 89):
-        model.extend([context], features[end : end + count], [count])
+        served.extend([context], features[end : end + count], [count])
         end += count
-        hidden = model.forward_step([context], torch.tensor([end % VOCAB]))[0]
+        hidden = served.forward_step([context], torch.tensor([end % VOCAB]))[0]
         close(hidden, one_shot(model, features[:end], end % VOCAB))
 
 
@@ -135,9 +138,10 @@ def test_ragged_batch_equals_one_by_one() -> None:
     model = random_model(random_config(inject_previous_feature=True))
     lengths = (1, 40, 300, 7)
     all_features = [features_of(model, n, seed=n) for n in lengths]
-    contexts = [model.new_context() for _ in lengths]
-    model.extend(contexts, torch.cat(all_features), list(lengths))
-    together = model.forward_step(contexts, torch.tensor([1, 2, 3, 4]))
+    served = ServedDrafter(model, "fp32")
+    contexts = [served.new_context() for _ in lengths]
+    served.extend(contexts, torch.cat(all_features), list(lengths))
+    together = served.forward_step(contexts, torch.tensor([1, 2, 3, 4]))
     for row, features in enumerate(all_features):
         close(together[row], one_shot(model, features, row + 1))
 
@@ -145,13 +149,14 @@ def test_ragged_batch_equals_one_by_one() -> None:
 def test_block_rows_vanish_after_the_step() -> None:
     model = random_model(random_config())
     features = features_of(model, 12)
-    context = model.new_context()
-    model.extend([context], features[:10], [10])
+    served = ServedDrafter(model, "fp32")
+    context = served.new_context()
+    served.extend([context], features[:10], [10])
     for anchor in (1, 2, 3):
-        model.forward_step([context], torch.tensor([anchor]))
+        served.forward_step([context], torch.tensor([anchor]))
     assert context.length == 10
-    model.extend([context], features[10:], [2])
-    close(model.forward_step([context], torch.tensor([4]))[0], one_shot(model, features, 4))
+    served.extend([context], features[10:], [2])
+    close(served.forward_step([context], torch.tensor([4]))[0], one_shot(model, features, 4))
 
 
 def test_every_block_row_sees_the_whole_block() -> None:
