@@ -126,13 +126,16 @@ def _measure(
     with running_system(settings, options.planners, log_file) as urls:
         for url in urls.values():  # first touch of every buffer is not what is measured
             _answer(url, prompts[:2], 2, replace(options, max_tokens=32))
+        # Over gRPC all schedulers share one verifier; in process each has its own.
+        verifiers = [urls[BASELINE]] if transport == "grpc" else list(urls.values())
         dealer = _Dealer(prompts)
         for concurrency in options.concurrencies:
             for number in range(options.rounds):
                 hand = dealer.deal(concurrency, options.prompts_per_client)
                 # Who comes second would find the prompts in the verifier's prefix cache: put them
                 # there for everybody.
-                _answer(urls[BASELINE], hand, concurrency, replace(options, max_tokens=1))
+                for url in verifiers:
+                    _answer(url, hand, concurrency, replace(options, max_tokens=1))
                 turns = list(urls.items())
                 for planner, url in turns[:: 1 if number % 2 == 0 else -1]:
                     before = scrape(url)
