@@ -1,25 +1,16 @@
 """What trimming destroys and spares, measured on rows that are verified whole."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from zlib import crc32
-
 import pytest
 
 from dspark.core.cost import Curve, StepCost
 from dspark.core.planner import CausalPlanner, FixedPlanner, ThresholdPlanner
 from dspark.engine.admission import Limits
 from dspark.engine.drafting import CAP_ACCEPT_ROWS
-from tests.support.world import VOCAB, World, request, step_cost, target_info
+from tests.support.world import VOCAB, World, endless_target, request, step_cost, target_info
 
 EVERY = 4
 
 
-def endless_target(prefix: Sequence[int]) -> int:
-    return crc32(bytes(prefix[-8:])) % VOCAB
-
-
-@dataclass
 class FirstOfBlock(FixedPlanner):
     """Drafts whole blocks and verifies one token of each, whatever they are worth."""
 

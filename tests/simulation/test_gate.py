@@ -2,20 +2,15 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from zlib import crc32
 
 from dspark.core.cost import Curve, StepCost
 from dspark.core.planner import CausalPlanner, FixedPlanner, NonePlanner, Planner
 from dspark.engine.events import GateState, StepOutcome
 from dspark.engine.gate import PROBE_EVERY
-from tests.support.world import VOCAB, World, request, step_cost, target_info
+from tests.support.world import VOCAB, World, endless_target, request, step_cost, target_info
 
 BUSY = step_cost(per_token=0.4, per_draft=0.02)  # a token costs as much as it could bring
 IDLE = step_cost(per_token=0.01, per_draft=0.02)
-
-
-def endless_target(prefix: Sequence[int]) -> int:
-    return crc32(bytes(prefix[-8:])) % VOCAB
 
 
 def world(cost: StepCost, accuracy: float, planner: Planner | None = None) -> World:

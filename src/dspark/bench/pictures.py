@@ -6,8 +6,9 @@ from typing import Any
 
 from dspark.bench.serving import BASELINE, Summary
 from dspark.ops.figures import new_figure, save_figure
+from dspark.ops.settings import Settings
 
-_DEFAULT = "causal"
+_DEFAULT = Settings.model_fields["planner"].default
 _THRESHOLD = "threshold:"
 
 

@@ -6,7 +6,8 @@ from transformers import LlamaConfig, LlamaModel, Qwen3Config, Qwen3Model
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from dspark.modeling.attention_plan import Span, plan_attention
-from dspark.modeling.decoder import PackedDecoder, rotate
+from dspark.modeling.decoder import PackedDecoder
+from dspark.modeling.fused import rotate
 from dspark.modeling.kv import KVCache, KVShape
 
 

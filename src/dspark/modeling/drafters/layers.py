@@ -1,5 +1,7 @@
-"""One draft layer. Where its keys and values come from is the caller's affair: training masks one
-long context, serving keeps one cache a sequence, and both run exactly this code."""
+"""One draft layer, as it trains. Where its keys and values come from is the caller's affair.
+
+Serving runs the same weights through `dspark.modeling.fused`; tests hold the two together.
+"""
 
 from collections.abc import Callable
 from typing import TypeAlias, cast
