@@ -49,8 +49,17 @@ def load_prompts(
 
 def save_prompts(path: Path, prompts: Iterable[Prompt]) -> None:
     """Write prompts as JSON Lines that `load_prompts` reads."""
-    lines = (json.dumps(asdict(prompt), ensure_ascii=False) + "\n" for prompt in prompts)
-    path.write_text("".join(lines), encoding="utf-8")
+    path.write_text("".join(map(_line, prompts)), encoding="utf-8")
+
+
+def append_prompt(path: Path, prompt: Prompt) -> None:
+    """Add one line to such a file, or start it."""
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write(_line(prompt))
+
+
+def _line(prompt: Prompt) -> str:
+    return json.dumps(asdict(prompt), ensure_ascii=False) + "\n"
 
 
 def _packaged() -> Iterator[Prompt]:

@@ -45,6 +45,7 @@ class FitConfig:
     steps: int | None = None  # by the number of updates; exactly one of the two
     seed: int = 0
     # drafter
+    start_from: str | None = None  # a drafter to go on from, of the shape below; None: a new one
     num_hidden_layers: int = 2
     block_size: int = 4
     target_layer_ids: tuple[int, ...] = (1, 14, 27)  # as the shards were made

@@ -3,6 +3,8 @@
 import os
 import sys
 
+import torch
+
 SETTINGS = {
     # glibc gives every large temporary back to the system and faults it in again; keep them.
     "MALLOC_MMAP_MAX_": "0",
@@ -19,3 +21,9 @@ def reexec_with_settings() -> None:
     """
     if not SETTINGS.keys() <= os.environ.keys():
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**SETTINGS, **os.environ})
+
+
+def allow_fast_products() -> None:
+    """Multiply fp32 matrices in bf16 with fp32 sums where the machine can (AMX, AVX-512, tensor
+    cores); weights, activations and moments stay fp32. Holds for the whole process."""
+    torch.set_float32_matmul_precision("medium")

@@ -105,6 +105,7 @@ def card(
             "",
             "## Training",
             "",
+            *_origin(config),
             f"{sum(tokens.values()):,} response tokens that the target wrote itself, half greedy, "
             f"half at temperature 0.7 ({by_domain}); {progress.step:,} steps, "
             f"{progress.positions:,} labels, {progress.seconds / 60:.0f} minutes on "
@@ -129,6 +130,16 @@ def card(
             "",
         ]
     )
+
+
+def _origin(config: FitConfig) -> list[str]:
+    """Where the weights come from, if training did not begin with this run."""
+    if config.start_from is None:
+        return []
+    return [
+        f"The run went on from the drafter `{config.start_from}`; what follows is of this run.",
+        "",
+    ]
 
 
 def main() -> int:

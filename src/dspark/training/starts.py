@@ -16,6 +16,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from dspark.core.errors import ConfigError
+from dspark.modeling.drafters.checkpoint import load_drafter, resolve_drafter
 from dspark.modeling.drafters.config import DrafterConfig
 from dspark.modeling.drafters.dspark import DSparkModel
 from dspark.modeling.head import LocalHead
@@ -29,6 +30,26 @@ Response = tuple[Ints, NDArray[np.bool_]]
 
 _FUSION_NOISE = 1e-3
 _SHRINKAGE = 3.0
+
+
+def first_model(config: FitConfig, target_folder: Path, cache: ResponseCache) -> DSparkModel:
+    """What a run starts from: the drafter that it names, or a new one.
+
+    Raises:
+        ConfigError: the named drafter has another shape than the run.
+        DrafterError: it cannot be read, or was made for another target.
+    """
+    if config.start_from is None:
+        return new_model(config, target_folder, cache)
+    model = load_drafter(resolve_drafter(config.start_from), target_folder)
+    wanted = {**config.drafter_fields, "draft_vocab_size": config.draft_vocab_size}
+    for name, value in wanted.items():
+        if (found := getattr(model.config, name)) != value:
+            raise ConfigError(
+                f"the drafter {config.start_from} has {name} {found}, the run {value}; start from "
+                "another one, or give the run the same shape"
+            )
+    return model
 
 
 def new_model(config: FitConfig, target_folder: Path, cache: ResponseCache) -> DSparkModel:

@@ -4,12 +4,13 @@ writes one. They are cheap chat prompts close to what the target was trained on.
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import torch
 
 from dspark.core.types import SamplingParams
-from dspark.data import Prompt, save_prompts
+from dspark.data import Prompt, append_prompt, load_prompts
 from dspark.modeling.targets import DEFAULT_TARGET, Progress, resolve_target, silent, to_stderr
 from dspark.training.generation import BatchGenerator, Job, LoadedTarget
 from dspark.training.prompts import content_hash
@@ -22,13 +23,15 @@ _PROBE = "\x00"
 
 def sample_user_turns(
     target: str,
-    count: int,
+    wanted: int,
     seed: int = 0,
     batch_size: int = 64,
     precision: str = "auto",
+    known: Sequence[Prompt] = (),
     progress: Progress = silent,
-) -> list[Prompt]:
-    """Sample until ``count`` distinct user turns pass `is_usable`. Ids are ``turn-<seed>-<n>``.
+) -> Iterator[Prompt]:
+    """Sample until ``wanted`` distinct user turns, those in ``known`` among them, pass `is_usable`;
+    yield the new ones. Ids are ``turn-<seed>-<n>``, where n goes on behind the known ones.
 
     Raises:
         TargetError: the target cannot be loaded.
@@ -38,17 +41,18 @@ def sample_user_turns(
     loaded = LoadedTarget(folder, precision, (), batch_size * max_length)
     prefix = _user_header_ids(loaded)
     generator = BatchGenerator(loaded, batch_size, max_length, with_features=False)
-    turns: dict[str, Prompt] = {}
-    for answer in generator.run(_jobs(prefix, seed)):
+    seen = {content_hash(turn.prompt) for turn in known}
+    numbers = [int(turn.id.rsplit("-", 1)[1]) for turn in known]
+    answers = generator.run(_jobs(prefix, seed, 1 + max(numbers, default=-1)))
+    while len(seen) < wanted:
+        answer = next(answers)
         text = str(loaded.tokenizer.decode(answer.response_ids, skip_special_tokens=True)).strip()
         key = content_hash(text)
-        if answer.finish == "stop" and is_usable(text) and key not in turns:
-            turns[key] = Prompt(answer.job.id, "chat", text)
-            if len(turns) % 100 == 0:
-                progress(f"{len(turns)} of {count} user turns")
-        if len(turns) == count:
-            break
-    return list(turns.values())
+        if answer.finish == "stop" and is_usable(text) and key not in seen:
+            seen.add(key)
+            if len(seen) % 100 == 0:
+                progress(f"{len(seen)} of {wanted} user turns")
+            yield Prompt(answer.job.id, "chat", text)
 
 
 def is_usable(text: str) -> bool:
@@ -71,13 +75,11 @@ def _user_header_ids(loaded: LoadedTarget) -> list[int]:
     return list(loaded.tokenizer(prefix, add_special_tokens=False)["input_ids"])
 
 
-def _jobs(prefix: list[int], seed: int) -> Iterator[Job]:
-    number = 0
-    while True:
+def _jobs(prefix: list[int], seed: int, start: int) -> Iterator[Job]:
+    for number in count(start):
         name = f"turn-{seed}-{number:05d}"
         sampling = replace(_SAMPLING, nonce=id_hash(name, "sampling"))
         yield Job(name, "chat", prefix, _MAX_NEW_TOKENS, sampling)
-        number += 1
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -89,8 +91,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
-    turns = sample_user_turns(given.target, given.count, given.seed, progress=to_stderr)
-    save_prompts(given.out, turns)
+    known = load_prompts(str(given.out)) if given.out.exists() else []
+    turns = sample_user_turns(
+        given.target, given.count, given.seed, known=known, progress=to_stderr
+    )
+    for turn in turns:  # each as soon as it is there: a stopped run goes on from here
+        append_prompt(given.out, turn)
 
 
 if __name__ == "__main__":

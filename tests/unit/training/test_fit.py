@@ -71,6 +71,23 @@ def test_it_learns(whole: Path, config: FitConfig) -> None:
     assert sum(r["loss"] for r in log[-5:]) < 0.9 * sum(r["loss"] for r in log[:5])
 
 
+def test_a_run_can_start_from_a_drafter(whole: Path, config: FitConfig, tmp_path: Path) -> None:
+    export.export(whole, tmp_path / "drafter")
+    onward = replace(config, start_from=str(tmp_path / "drafter"))
+    assert fit(onward, tmp_path / "run", SILENT)
+    first, beginner = read_log(tmp_path / "run")[0], read_log(whole)[0]
+    assert first["loss"] < 0.85 * beginner["loss"]  # of the same blocks
+
+
+def test_a_drafter_of_another_shape_is_no_start(
+    whole: Path, config: FitConfig, tmp_path: Path
+) -> None:
+    export.export(whole, tmp_path / "drafter")
+    onward = replace(config, start_from=str(tmp_path / "drafter"), markov_rank=9)
+    with pytest.raises(ConfigError, match="has markov_rank 8, the run 9"):
+        fit(onward, tmp_path / "run", SILENT)
+
+
 def test_a_run_stopped_by_a_signal_goes_on_along_the_same_curve(
     whole: Path, config: FitConfig, tmp_path: Path
 ) -> None:

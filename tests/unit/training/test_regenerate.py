@@ -126,9 +126,20 @@ def test_user_turns_start_where_the_users_words_would(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dspark.training.user_turns.is_usable", bool)
-    turns = sample_user_turns(str(target), 3, batch_size=2, precision="fp32")
+    turns = list(sample_user_turns(str(target), 3, batch_size=2, precision="fp32"))
     assert len({turn.prompt for turn in turns}) == 3
     assert all(turn.domain == "chat" for turn in turns)
+
+
+def test_user_turns_go_on_behind_the_known_ones(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dspark.training.user_turns.is_usable", bool)
+    known = [Prompt("turn-0-00000", "chat", "a"), Prompt("turn-0-00007", "chat", "b")]
+    sampled = sample_user_turns(str(target), 4, batch_size=2, precision="fp32", known=known)
+    ids = [turn.id for turn in sampled]
+    assert len(ids) == 2
+    assert min(ids) >= "turn-0-00008"
 
 
 def test_chat_ids_end_at_the_assistants_turn(target: Path) -> None:
