@@ -16,7 +16,7 @@ from dspark.core.errors import (
     StaleStepError,
     WorkerUnavailableError,
 )
-from dspark.core.refresh import CostRefresher, StepTime
+from dspark.core.refresh import CostRefresher
 from dspark.core.types import (
     DraftBatch,
     DraftReply,
@@ -28,7 +28,7 @@ from dspark.core.types import (
 )
 from dspark.engine.calibrator import CalibrationStatus
 from dspark.engine.engine import Engine
-from dspark.engine.events import GateStatus, StepStart
+from dspark.engine.events import GateStatus, StepOutcome, StepStart
 from dspark.engine.ports import DrafterPort, VerifierPort
 from dspark.engine.request import Request
 from dspark_services.scheduler.drafter_link import DrafterLink, DrafterTiming, Recall
@@ -37,7 +37,7 @@ from dspark_services.scheduler.handshake import (
     LONGEST_RETRY_SECONDS,
     check_same_target,
 )
-from dspark_services.scheduler.observer import NullObserver, Observer
+from dspark_services.scheduler.observer import NullObserver, Observer, StepTiming
 from dspark_services.scheduler.step_time import step_time
 from dspark_services.scheduler.stopwatch import Stopwatch
 from dspark_services.scheduler.streams import EventStream, StreamTable
@@ -92,6 +92,7 @@ class Driver:
         self._wake = asyncio.Event()
         self._turn = asyncio.Lock()  # held by a step, or by what must not run beside one
         self._verifier_ready = True
+        self._accounting: asyncio.Task[None] | None = None  # of the step committed last
         self._link: DrafterLink | None = None
         if drafter is not None:
             self._link = DrafterLink(
@@ -196,18 +197,29 @@ class Driver:
             return
         self._streams.deliver(outcome.events)
         clock.lap("commit")
+        if self._accounting is not None:
+            await self._accounting  # over since this step waited for a worker; an error is a defect
         timing = clock.timing(drafts, verdicts)
-        self._observer.on_step(outcome, timing)
-        if drafts is not None or drafts_wanted is None:  # else it waited for nothing
-            block_size = 0 if self._link is None else self._link.block_size
-            step = step_time(outcome.stats, timing, drafts_wanted, block_size)
-            self._learn_cost(step, timing.total)
+        self._accounting = asyncio.create_task(
+            self._account(outcome, timing, drafts_wanted, drafts)
+        )
 
-    def _learn_cost(self, step: StepTime | None, seconds: float) -> None:
-        """Between steps: a step is planned and judged by one surface from begin to commit."""
+    async def _account(
+        self,
+        outcome: StepOutcome,
+        timing: StepTiming,
+        wanted: DraftBatch | None,
+        drafts: DraftReply | None,
+    ) -> None:
+        """What is to be learnt from a step, while the next one waits for its first worker."""
+        self._observer.on_step(outcome, timing)
+        if wanted is not None and drafts is None:
+            return  # it waited for nothing
+        block_size = 0 if self._link is None else self._link.block_size
+        step = step_time(outcome.stats, timing, wanted, block_size)
         if step is None or self._refresher is None:
             return
-        self._engine.took(seconds)
+        self._engine.took(timing.total)
         cost = self._refresher.observe(step)
         if cost is not None:
             self._engine.use_cost(cost)

@@ -67,6 +67,22 @@ def test_a_linear_function_is_the_module_it_was_made_of() -> None:
             torch.testing.assert_close(got, expected, atol=tolerance, rtol=0)
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_bf16_products_are_sums_in_fp32_rounded_once(has_bias: bool) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(576, 40, bias=has_bias).bfloat16()
+    product = linear_function(linear.weight, linear.bias, "bf16")
+    with torch.no_grad():
+        for rows in (1, 3, 16, 70):
+            x = torch.randn(rows, 576).bfloat16()
+            exact = x.double() @ linear.weight.double().T + (
+                linear.bias.double() if has_bias else 0
+            )
+            got = product(x)
+            assert got.dtype == torch.bfloat16
+            torch.testing.assert_close(got.double(), exact, atol=1e-4, rtol=2**-8)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fast_norm_equals_the_transformers_module(dtype: torch.dtype) -> None:
     torch.manual_seed(0)

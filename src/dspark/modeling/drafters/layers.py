@@ -18,17 +18,16 @@ Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """queries [H, N, hd], keys and values [KVH, N, hd] of the block rows -> [N, H * hd]."""
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None = None) -> Tensor:
+def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
     """Grouped-query attention. queries: [H, Nq, hd]; keys, values: [KVH, Nk, hd];
-    visible: [Nq, Nk] bool, None where every query sees every key. Returns [Nq, H * hd]."""
+    visible: [Nq, Nk] bool. Returns [Nq, H * hd]."""
     num_heads, num_queries, head_dim = queries.shape
     num_kv_heads = keys.shape[0]
     # The queries that share a key-value head become rows of one product: keys are read once.
     rows = queries.reshape(num_kv_heads, -1, head_dim)
     scores = torch.bmm(rows, keys.transpose(1, 2)) * head_dim**-0.5
-    if visible is not None:
-        by_head = scores.view(num_heads, num_queries, -1)
-        scores = by_head.masked_fill(~visible, float("-inf")).view_as(scores)
+    by_head = scores.view(num_heads, num_queries, -1)
+    scores = by_head.masked_fill(~visible, float("-inf")).view_as(scores)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
     out = torch.bmm(weights, values).view(num_heads, num_queries, head_dim)
     return out.transpose(0, 1).reshape(num_queries, -1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dspark.modeling.drafters.context import DraftContext
 from dspark.modeling.drafters.dspark import DSparkModel
-from dspark.modeling.drafters.layers import DraftLayer, attend
+from dspark.modeling.drafters.layers import DraftLayer
 from dspark.modeling.fused import (
     FusedLayer,
     SignedRope,
@@ -82,7 +82,7 @@ class ServedDrafter:
                 heads = queries.transpose(0, 1), *_by_head(keys_values)
                 parts = (torch.split(each, size, 1) for each in heads)
                 blocks = zip(contexts, *parts, strict=True)
-                return torch.cat([attend(q, *c.write(index, k, v)) for c, q, k, v in blocks])
+                return torch.cat([_attend(q, *c.write(index, k, v)) for c, q, k, v in blocks])
 
             rows = layer(rows, rope, attend_rows)
         return self._norm(rows.float()).view(len(contexts), size, -1)
@@ -101,6 +101,19 @@ class _ServedLayer(FusedLayer):
         keys = heads[:, : self._num_keys]
         rotate(keys if self._key_norm is None else self._key_norm(keys), *rope, out=keys)
         return _by_head(heads)
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """One sequence's block rows to all its keys. queries: [H, N, hd]; keys, values: [KVH, L, hd].
+    Returns [N, H * hd].
+
+    Not by matrix products, although they are as exact: L grows with every step, and oneDNN compiles
+    a bf16 product anew for each shape, which takes longer than the layer.
+    """
+    num_heads, num_rows, head_dim = queries.shape
+    rows = queries.reshape(1, len(keys), -1, head_dim)  # that share a key-value head: one product
+    mixed = torch.nn.functional.scaled_dot_product_attention(rows, keys[None], values[None])
+    return mixed.view(num_heads, num_rows, head_dim).transpose(0, 1).reshape(num_rows, -1)
 
 
 def _by_head(keys_values: Tensor) -> tuple[Tensor, ...]:
