@@ -1,11 +1,13 @@
-"""Throughput against what each user gets: planners at equal throughput, and at a promised speed."""
+"""Throughput against what each user gets: planners at equal throughput, at a promised speed, and
+against the best that could have been configured by hand."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from dspark.bench.serving import Summary
+from dspark.bench.serving import BASELINE, Summary
+from dspark.core.statistics import bootstrap_interval
 
 REFERENCE = "fixed:1"
 """One draft token, always verified: what production systems run as multi-token prediction."""
@@ -33,6 +35,18 @@ class Interactive:
     target: float
     users: int
     throughput: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rivalry:
+    """A planner against the fastest static setting of the same load, round by round."""
+
+    transport: str
+    concurrency: int
+    planner: str
+    rival: str
+    ratio: float  # mean over rounds of throughput / the rival's in the same round
+    low: float  # lower end of the 95 % interval of that mean
 
 
 def matched(rows: Sequence[Summary]) -> list[Match]:
@@ -82,6 +96,36 @@ def interactive(rows: Sequence[Summary], targets: Iterable[float]) -> list[Inter
                 )
             )
     return found
+
+
+def rivalries(rows: Sequence[Summary]) -> list[Rivalry]:
+    """Every planner that adapts, against the best of `none` and the fixed widths at each load."""
+    found = []
+    for row in rows:
+        peers = [
+            r for r in rows if (r.transport, r.concurrency) == (row.transport, row.concurrency)
+        ]
+        static = [r for r in peers if _is_static(r)]
+        if _is_static(row) or not static:
+            continue
+        rival = max(static, key=lambda r: r.throughput)
+        ratios = [own / other for own, other in zip(row.rounds, rival.rounds, strict=True)]
+        low, _ = bootstrap_interval(ratios, np.random.default_rng(0))
+        found.append(
+            Rivalry(
+                row.transport,
+                row.concurrency,
+                row.planner,
+                rival.planner,
+                ratio=float(np.mean(ratios)),
+                low=low,
+            )
+        )
+    return found
+
+
+def _is_static(row: Summary) -> bool:
+    return row.planner == BASELINE or row.planner.startswith("fixed:")
 
 
 def _curves(rows: Iterable[Summary], transport: str) -> dict[str, list[Summary]]:

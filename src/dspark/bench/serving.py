@@ -80,6 +80,7 @@ class Summary:
     slow_user_rate: float  # nine of ten requests are at least this fast
     ratio: float  # median over rounds of throughput / the baseline's in the same round
     lowest_ratio: float
+    rounds: tuple[float, ...]  # throughput of each
     by_domain: dict[str, Lengths]
     verified_length: float  # 1 + admitted, mean over decoding rows
     accepted_length: float  # 1 + accepted, mean over decoding rows
@@ -162,7 +163,8 @@ def read_summaries(files: Iterable[Path]) -> list[Summary]:
             rows = json.loads(file.read_text())["results"]
             for row in rows:
                 domains = {name: Lengths(**own) for name, own in row["by_domain"].items()}
-                summaries.append(Summary(**{**row, "by_domain": domains}))
+                parsed = {"by_domain": domains, "rounds": tuple(row["rounds"])}
+                summaries.append(Summary(**{**row, **parsed}))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"{file} holds no results of `dspark bench serve --out`: {error}"
@@ -230,6 +232,7 @@ def _summarise(
         slow_user_rate=float(np.quantile(rates, 0.1)),
         ratio=statistics.median(ratios),
         lowest_ratio=min(ratios),
+        rounds=tuple(s.load.throughput for s in own),
         by_domain=by_domain(answers),
         verified_length=1 + sum(s.totals.admitted for s in own) / rows,
         accepted_length=1 + sum(s.totals.accepted for s in own) / rows,

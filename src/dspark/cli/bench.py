@@ -144,12 +144,13 @@ def bench_report(
         list[float], typer.Option(help="tokens a second a user must get; repeatable")
     ] = [4, 8, 16],  # noqa: B006
 ) -> None:
-    """What results of `bench serve` say about planners: speed at equal throughput, and how many
-    users each can serve at a speed."""
+    """What results of `bench serve` say about planners: throughput over the best static setting's,
+    speed at equal throughput, and how many users each can serve at a speed."""
     from dspark.bench import frontier, serving
 
     with one_line_errors():
         rows = serving.read_summaries(results)
+        _print_rivalries(frontier.rivalries(rows))
         _print_matched(frontier.matched(rows))
         _print_interactive(frontier.interactive(rows, interactivity))
         if pictures is not None:
@@ -157,6 +158,24 @@ def bench_report(
 
             for file in draw(rows, pictures):
                 progress.print(f"wrote {file}", soft_wrap=True)
+
+
+def _print_rivalries(found: "Sequence[frontier.Rivalry]") -> None:
+    table = Table(
+        "transport", "conc.", "planner", "best static", "ratio", "at least",
+        title="throughput over that of the best static setting, paired by round (95 %)",
+    )  # fmt: skip
+    for row in found:
+        table.add_row(
+            row.transport,
+            str(row.concurrency),
+            row.planner,
+            row.rival,
+            f"{row.ratio:.3f}",
+            f"{row.low:.3f}",
+        )
+    if found:
+        Console().print(table)
 
 
 def _print_matched(matches: "Sequence[frontier.Match]") -> None:

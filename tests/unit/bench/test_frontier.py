@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dspark.bench.frontier import interactive, matched
+from dspark.bench.frontier import Rivalry, interactive, matched, rivalries
 from dspark.bench.load import Answer
 from dspark.bench.pictures import draw
 from dspark.bench.serving import Lengths, Summary, by_domain, read_summaries
@@ -29,7 +29,13 @@ def answer(domain: str, *, steps: int, proposed: int, admitted: int, accepted: i
     )
 
 
-def summary(planner: str, concurrency: int, throughput: float, user_rate: float) -> Summary:
+def summary(
+    planner: str,
+    concurrency: int,
+    throughput: float,
+    user_rate: float,
+    rounds: tuple[float, ...] = (),
+) -> Summary:
     return Summary(
         transport="grpc",
         concurrency=concurrency,
@@ -40,6 +46,7 @@ def summary(planner: str, concurrency: int, throughput: float, user_rate: float)
         slow_user_rate=0.5 * user_rate,
         ratio=1.0,
         lowest_ratio=1.0,
+        rounds=rounds or (throughput,),
         by_domain={"chat": Lengths(2.0, 1.5, 0.5), "math": Lengths(3.0, 2.5, 0.25)},
         verified_length=2.5,
         accepted_length=2.0,
@@ -62,6 +69,17 @@ ROWS = [
     summary("capacity", 4, 50, 10),  # a bad moment: beaten by the point above
     summary("capacity", 8, 110, 12),
 ]
+
+
+def test_an_adaptive_planner_is_paired_with_the_best_static_one() -> None:
+    rows = [
+        summary("none", 4, 100, 25, rounds=(80.0, 120.0)),
+        summary("fixed:2", 4, 110, 28, rounds=(90.0, 130.0)),
+        summary("causal", 4, 108, 27, rounds=(99.0, 117.0)),
+        summary("causal", 8, 200, 25),  # nothing to compare with
+    ]
+    (found,) = rivalries(rows)
+    assert found == Rivalry("grpc", 4, "causal", "fixed:2", pytest.approx(1.0), pytest.approx(0.9))
 
 
 def test_planners_are_compared_at_the_throughput_of_the_reference() -> None:
