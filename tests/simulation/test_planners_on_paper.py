@@ -1,14 +1,17 @@
 """What the planners are for, seen in the simulator: gain under light load, no loss under heavy
 load, and the unlikely drafts trimmed first."""
 
+from dataclasses import replace
+
 import pytest
 
 from dspark.core.cost import Curve, StepCost
 from dspark.core.planner import parse_planner
 from dspark.engine.admission import Limits
-from dspark.sim.cell import Cell
-from dspark.sim.load import ClosedLoop
+from dspark.sim.cell import Cell, StepRecord
+from dspark.sim.load import Arrivals, ClosedLoop
 from dspark.sim.report import Summary
+from dspark.sim.script import draw_script
 from dspark.sim.workload import Lengths
 from tests.support.workloads import HARD, domain, workload
 
@@ -55,3 +58,24 @@ def test_load_shortens_what_is_verified_and_chat_is_trimmed_first() -> None:
 
 def test_cells_add_up() -> None:
     assert throughput("causal", 4, cells=2) == pytest.approx(2 * throughput("causal", 4), rel=0.1)
+
+
+@pytest.mark.parametrize("planner", ["causal", "capacity"])
+def test_long_contexts_change_plans_without_a_restart(planner: str) -> None:
+    """Reading 4k tokens of context for every request makes one more row of each a bargain."""
+    short = domain("short", HARD, prompt=Lengths(50, 50), output=LONG)
+    long = domain("long", HARD, prompt=Lengths(4000, 4000), output=LONG)
+    mixed = workload(short, long)
+    cost = replace(COST, tokens=Curve((1, 101), (1.0, 11.0)), context_token_seconds=1e-4)
+    by_domain: dict[str, list[int]] = {"short": [], "long": []}
+    for index in range(80):
+        by_domain[draw_script(mixed, 5, index).domain.name].append(index)
+    order = [index for own in by_domain.values() for index in own[:24]]
+    steps: list[StepRecord] = []
+    cell = Cell(mixed, cost, parse_planner(planner), Limits(8, 1 << 15, 1 << 16), 5, steps.append)
+    cell.run(Arrivals([(0.0, index) for index in order]))
+    lengths = [
+        sum(step.admitted for step in part) / sum(step.running for step in part)
+        for part in (steps[10 : len(steps) // 2 - 10], steps[len(steps) // 2 + 10 : -10])
+    ]
+    assert lengths[1] > 1.5 * lengths[0]
