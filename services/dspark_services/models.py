@@ -80,7 +80,7 @@ def load_draft_worker(settings: Settings) -> DraftWorker:
         incarnation=new_incarnation(),
         target_digest=target_digest(folder),
         precision=precision,
-        temperatures=load_calibration(drafter, model.config),
+        calibration=load_calibration(drafter, model.config),
     )
 
 

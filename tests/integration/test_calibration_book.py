@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from dspark_services.scheduler.calibrations import CalibrationBook
 
-from dspark.core.types import SequenceKey, VerificationMode
+from dspark.core.types import Scaling, SequenceKey, VerificationMode
 from dspark.engine.calibrator import Calibrator
 from dspark.ops.state import FileStore
 from tests.support.world import block, drafter_info
@@ -57,7 +57,7 @@ async def test_a_drafter_that_restarts_keeps_its_calibrator(tmp_path: Path) -> N
         {"fusion_digest": "another"},
         {"target_digest": "another"},
         {"block_size": 3},
-        {"temperatures": {"greedy": (2.0, 2.0)}},
+        {"calibration": {"greedy": Scaling((2.0, 2.0), (0.0, 0.0))}},
     ],
 )
 async def test_another_drafter_learns_afresh(tmp_path: Path, change: dict[str, object]) -> None:

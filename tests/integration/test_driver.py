@@ -23,7 +23,7 @@ from dspark.core.planner import (
     Planner,
     ThresholdPlanner,
 )
-from dspark.core.types import DrafterInfo, VerifyBatch, VerifyReply
+from dspark.core.types import DrafterInfo, Scaling, VerifyBatch, VerifyReply
 from dspark.engine.admission import Limits
 from dspark.engine.events import GateState
 from dspark.ops.settings import Settings, load_settings
@@ -117,7 +117,7 @@ async def test_an_unfit_drafter_is_refused_aloud_and_a_fit_one_taken(
         return replace(await real(), fusion_digest="another")
 
     async def not_calibrated() -> DrafterInfo:
-        return replace(await real(), temperatures={"greedy": (1.0,)})
+        return replace(await real(), calibration={"greedy": Scaling.none(1)})
 
     drafter.port.handshake = other_weights
     async with running_driver(verifier, drafter) as (driver, _):

@@ -51,6 +51,7 @@ def test_calibration_is_scored_before_and_after_scaling(
     assert set(kept) == {"greedy", "rejection"}
     for both in kept.values():
         assert both["before"]["temperatures"] == [1.0] * 4
+        assert both["before"]["intercepts"] == [0.0] * 4
         counts = [position["count"] for position in both["before"]["positions"]]
         assert counts == sorted(counts, reverse=True)
         assert counts[0] >= TOKENS

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from dspark.core.calibration import apply, fit_sts
 from dspark.core.reliability import auc, ece
+from dspark.core.types import Scaling
 
 GAMMA = 4
 
@@ -17,22 +18,23 @@ def test_the_error_falls_and_the_distortion_is_found(seed: int, censored: bool) 
     rng = np.random.default_rng(seed)
     distortion = np.array([0.5, 2.0, 0.4, 1.5])
     honest = rng.normal(1.0, 1.5, size=(30_000, GAMMA))
-    kept = rng.random(honest.shape) < apply(honest, np.ones(GAMMA))
+    kept = rng.random(honest.shape) < apply(honest, Scaling.none(GAMMA))
     accepted = np.cumprod(kept, axis=1).sum(axis=1)
     admitted = np.full(len(honest), GAMMA)
     logits = honest / distortion
     if censored:  # as a planner would: by the scores it sees
-        admitted = (np.cumprod(apply(logits, np.ones(GAMMA)), axis=1) > 0.3).sum(axis=1)
+        admitted = (np.cumprod(apply(logits, Scaling.none(GAMMA)), axis=1) > 0.3).sum(axis=1)
     accepted = np.minimum(accepted, admitted)
 
-    temperatures = fit_sts(logits, accepted, admitted)
-    raw = np.cumprod(apply(logits, np.ones(GAMMA)), axis=1)
-    scaled = np.cumprod(apply(logits, temperatures), axis=1)
+    scaling = fit_sts(logits, accepted, admitted)
+    raw = np.cumprod(apply(logits, Scaling.none(GAMMA)), axis=1)
+    scaled = np.cumprod(apply(logits, scaling), axis=1)
     for j in range(GAMMA):
         seen, label = admitted > j, accepted > j
         assert ece(scaled[seen, j], label[seen]) < 0.02
         assert ece(scaled[seen, j], label[seen]) < ece(raw[seen, j], label[seen])
-    np.testing.assert_allclose(temperatures[:2], 1 / distortion[:2], rtol=0.15)
+    np.testing.assert_allclose(scaling.temperatures[:2], 1 / distortion[:2], rtol=0.15)
+    np.testing.assert_allclose(scaling.intercepts[:2], 0, atol=0.15)
 
 
 @given(

@@ -17,6 +17,7 @@ from dspark.core.types import (
     ProfileShape,
     RowStatus,
     SamplingParams,
+    Scaling,
     SequenceKey,
     TargetInfo,
     Verdict,
@@ -88,9 +89,10 @@ verify_replies = st.builds(
 target_infos = st.builds(
     TargetInfo, uint64, *[st.text()] * 4, uint32, uint32, uint32, uint32, st.text(), st.text()
 )
-temperatures = st.dictionaries(st.text(), st.lists(seconds).map(tuple), max_size=2)
+numbers = st.lists(seconds).map(tuple)
+calibrations = st.dictionaries(st.text(), st.builds(Scaling, numbers, numbers), max_size=2)
 drafter_infos = st.builds(
-    DrafterInfo, uint64, *[st.text()] * 3, uint32, st.text(), st.text(), temperatures
+    DrafterInfo, uint64, *[st.text()] * 3, uint32, st.text(), st.text(), calibrations
 )
 shapes = st.builds(ProfileShape, uint32, uint32, uint32, uint32)
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dspark.core.online_calibration import MIN_BLOCKS, OnlineCalibration
 from dspark.core.reliability import PositionScores, auc, by_position
+from dspark.core.types import Scaling
 from dspark.sim.script import WRONG, draw_blocks
 from tests.support.workloads import domain
 
@@ -70,13 +71,13 @@ def report(streams: list[tuple[PositionScores, ...]]) -> tuple[np.ndarray, str]:
 def test_wrong_confidences_are_repaired_within_5000_verified_positions(prompts) -> None:
     """5,000 positions in all, about 714 blocks. So few labels leave the mean of a late position
     uncertain by some 1.5 % whatever one does, so one stream may miss by that: their mean counts."""
-    untouched = OnlineCalibration(np.ones(GAMMA))
+    untouched = OnlineCalibration(Scaling.none(GAMMA))
     before = held_out(untouched, np.random.default_rng(0), prompts, boastful)
     assert max(scores.ece for scores in before) > 0.1
     after = []
     for seed in STREAMS:
         rng = np.random.default_rng(seed)
-        calibration = OnlineCalibration(np.ones(GAMMA))
+        calibration = OnlineCalibration(Scaling.none(GAMMA))
         serve(calibration, rng, prompts, boastful, 5000)
         after.append(held_out(calibration, rng, prompts, boastful))
     errors, message = report(after)
@@ -87,7 +88,7 @@ def test_each_stream_is_repaired_once_every_position_was_verified_5000_times() -
     after = []
     for seed in FEW:
         rng = np.random.default_rng(seed)
-        calibration = OnlineCalibration(np.ones(GAMMA))
+        calibration = OnlineCalibration(Scaling.none(GAMMA))
         serve(calibration, rng, CHAT, boastful, 5000 * GAMMA)
         after.append(held_out(calibration, rng, CHAT, boastful))
     errors, message = report(after)
@@ -98,7 +99,7 @@ def test_it_recovers_when_the_prompts_change_from_math_to_chat() -> None:
     after = []
     for seed in FEW:
         rng = np.random.default_rng(seed)
-        calibration = OnlineCalibration(np.ones(GAMMA))
+        calibration = OnlineCalibration(Scaling.none(GAMMA))
         serve(calibration, rng, MATH, boastful, 10_000)
         serve(calibration, rng, CHAT, boastful, 5000)
         after.append(held_out(calibration, rng, CHAT, boastful))
@@ -110,7 +111,7 @@ def test_it_recovers_when_chat_is_distorted_otherwise_than_math() -> None:
     during, after = [], []
     for seed in FEW:
         rng = np.random.default_rng(seed)
-        calibration = OnlineCalibration(np.ones(GAMMA))
+        calibration = OnlineCalibration(Scaling.none(GAMMA))
         serve(calibration, rng, MATH, boastful, 10_000)
         during.append(held_out(calibration, rng, CHAT, timid))
         serve(calibration, rng, CHAT, timid, 5000 * GAMMA)
@@ -125,7 +126,7 @@ def test_blocks_cut_by_their_own_confidence_do_not_mislead() -> None:
     after = []
     for seed in FEW:
         rng = np.random.default_rng(seed)
-        calibration = OnlineCalibration(np.ones(GAMMA))
+        calibration = OnlineCalibration(Scaling.none(GAMMA))
         serve(calibration, rng, CHAT, boastful, 20_000, floor=0.4)
         after.append(held_out(calibration, rng, CHAT, boastful))
     errors, message = report(after)
@@ -135,18 +136,18 @@ def test_blocks_cut_by_their_own_confidence_do_not_mislead() -> None:
 def test_calibrated_confidences_stay_good() -> None:
     """The drafter was right all along: the fit may not cost more than its noise."""
     rng = np.random.default_rng(0)
-    calibration = OnlineCalibration(np.ones(GAMMA))
+    calibration = OnlineCalibration(Scaling.none(GAMMA))
     serve(calibration, rng, CHAT, lambda logits: logits, 20_000)
     own, fitted = (
         np.array([scores.brier for scores in held_out(model, rng, CHAT, lambda logits: logits)])
-        for model in (OnlineCalibration(np.ones(GAMMA)), calibration)
+        for model in (OnlineCalibration(Scaling.none(GAMMA)), calibration)
     )
     assert np.all(fitted <= own + 0.003)
 
 
 def test_too_few_verdicts_change_nothing() -> None:
     rng = np.random.default_rng(0)
-    calibration = OnlineCalibration(np.full(GAMMA, 2.0))
+    calibration = OnlineCalibration(Scaling((2.0,) * GAMMA, (0.0,) * GAMMA))
     for _ in range(MIN_BLOCKS // ROWS - 1):
         logits, accepted = draw(rng, CHAT, ROWS)
         calibration.record(boastful(logits), accepted, np.full(ROWS, GAMMA))
@@ -158,7 +159,7 @@ def test_too_few_verdicts_change_nothing() -> None:
 @given(seed=st.integers(0, 2**32), scale=st.floats(0.1, 30), shift=st.floats(-20, 20))
 def test_whatever_comes_in_it_scales_and_never_reorders(seed, scale, shift) -> None:
     rng = np.random.default_rng(seed)
-    calibration = OnlineCalibration(np.ones(3))
+    calibration = OnlineCalibration(Scaling.none(3))
     for _ in range(64):
         logits = scale * rng.standard_normal((16, 3)) + shift
         accepted, admitted = np.sort(rng.integers(0, 4, (2, 16)), axis=0)
@@ -171,7 +172,7 @@ def test_whatever_comes_in_it_scales_and_never_reorders(seed, scale, shift) -> N
 
 def test_the_ranking_within_a_position_is_kept() -> None:
     rng = np.random.default_rng(1)
-    calibration = OnlineCalibration(np.ones(GAMMA))
+    calibration = OnlineCalibration(Scaling.none(GAMMA))
     serve(calibration, rng, CHAT, boastful, 5000)
     assert calibration.in_use
     logits, accepted = draw(rng, CHAT, HELD_OUT)

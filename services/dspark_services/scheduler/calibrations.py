@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+from dataclasses import asdict
 
 from dspark.core.errors import ConfigError
 from dspark.core.types import DrafterInfo
@@ -49,8 +50,8 @@ class CalibrationBook:
 
 
 def _name(info: DrafterInfo) -> str:
-    """What is learnt corrects the drafter's own temperatures, so they are part of its name."""
-    own = {mode: list(values) for mode, values in info.temperatures.items()}
+    """What is learnt corrects the drafter's own calibration, so that is part of its name."""
+    own = {mode: asdict(scaling) for mode, scaling in info.calibration.items()}
     identity = [info.fusion_digest, info.target_digest, info.block_size, own]
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return f"calibration:{digest[:16]}"

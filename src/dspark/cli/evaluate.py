@@ -155,7 +155,7 @@ def evaluate_calibration(
             progress=progress.print,
         )
     table = Table(
-        "mode", "position", "blocks", "temperature", "ECE before", "ECE after",
+        "mode", "position", "blocks", "temperature", "intercept", "ECE before", "ECE after",
         "of a perfect model", "Brier before", "Brier after", "AUC",
         title="survival through each position against what was accepted",
     )  # fmt: skip
@@ -167,7 +167,8 @@ def evaluate_calibration(
                 mode,
                 str(k + 1),
                 str(after.count),
-                f"{both.after.temperatures[k]:.2f}",
+                f"{both.after.scaling.temperatures[k]:.2f}",
+                f"{both.after.scaling.intercepts[k]:+.2f}",
                 f"{before.ece:.1%}",
                 f"{after.ece:.1%}",
                 f"{after.ece_floor:.1%}",
@@ -180,7 +181,7 @@ def evaluate_calibration(
         kept = {
             mode: {
                 when: {
-                    "temperatures": own.temperatures,
+                    **asdict(own.scaling),
                     "positions": [asdict(scores) for scores in own.scores],
                 }
                 for when, own in (("before", both.before), ("after", both.after))

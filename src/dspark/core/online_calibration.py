@@ -1,8 +1,7 @@
 """Online calibration of confidences, from the verdicts of the target.
 
-Every position k has a scale a_k > 0 and an intercept b_k on top of the drafter's own temperature:
-c_k = sigmoid(a_k * l_k / T_k + b_k), which keeps the ranking within a position. The intercept is
-what temperatures lack: they cannot move a mean.
+Every position k has a scale a_k > 0 and an intercept b_k on top of the drafter's own scaling:
+c_k = sigmoid(a_k * own_k + b_k), which keeps the ranking within a position.
 
 What is known of (log a, b) is a normal distribution, updated by batches of verified blocks: the
 maximum of likelihood times prior by Fisher scoring (Laplace's approximation), with the older
@@ -21,8 +20,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dspark.core.calibration import Array, sigmoid
+from dspark.core.calibration import Array, scaled, sigmoid
 from dspark.core.errors import ConfigError
+from dspark.core.types import Scaling
 
 Ints = NDArray[np.int64]
 
@@ -48,11 +48,11 @@ _LARGEST_LOGIT = 30.0  # a drafter may be certain, arithmetic may not
 class OnlineCalibration:
     """The calibration of one drafter in one verification mode."""
 
-    def __init__(self, temperatures: ArrayLike) -> None:
-        """The drafter's own temperatures [K]: where it starts, and what it must not fall behind."""
-        self._temperatures = np.asarray(temperatures, np.float64)
+    def __init__(self, own: Scaling) -> None:
+        """The drafter's own scaling: where it starts, and what it must not fall behind."""
+        self._own = own
         self._shared = Belief(_SHARED_PRECISION)
-        self._positions = [Belief(_POSITION_PRECISION) for _ in self._temperatures]
+        self._positions = [Belief(_POSITION_PRECISION) for _ in own.temperatures]
         self._blocks = 0
         self._lead = 0.0  # of the fit over the drafter: squared error it saved on unseen blocks
         self._batch: list[tuple[Array, Ints, Ints]] = []
@@ -64,20 +64,20 @@ class OnlineCalibration:
 
     @property
     def in_use(self) -> bool:
-        """Whether the fit replaces the drafter's own temperatures: enough blocks were seen, and it
-        has been the better of the two lately."""
+        """Whether the fit replaces the drafter's own scaling: enough blocks were seen, and it has
+        been the better of the two lately."""
         return bool(self._blocks >= MIN_BLOCKS and self._lead > 0.0)
 
     def confidences(self, logits: ArrayLike) -> Array:
         """Calibrated confidences [..., K] of as many logits; -inf, for no token, gives 0."""
-        own = np.asarray(logits, np.float64) / self._temperatures
+        own = scaled(logits, self._own)
         return self._fitted(own) if self.in_use else sigmoid(own)
 
     def record(self, logits: ArrayLike, accepted: ArrayLike, admitted: ArrayLike) -> None:
         """Learn from N blocks: confidence logits [N, K], tokens accepted [N] and admitted [N]."""
         accepted, admitted = np.asarray(accepted), np.asarray(admitted)
         seen = admitted > 0
-        own = np.asarray(logits, np.float64)[seen] / self._temperatures
+        own = scaled(np.asarray(logits)[seen], self._own)
         own = np.clip(own, -_LARGEST_LOGIT, _LARGEST_LOGIT)
         self._batch.append((own, accepted[seen], admitted[seen]))
         blocks = sum(len(part) for part, _, _ in self._batch)
@@ -91,7 +91,7 @@ class OnlineCalibration:
     def _fitted(self, own: Array) -> Array:
         shared = self._shared.mean
         deviation = np.array([belief.mean for belief in self._positions])
-        return sigmoid(_scaled(_scaled(own, shared), deviation.T))
+        return sigmoid(_moved(_moved(own, shared), deviation.T))
 
     def _compare(self, own: Array, accepted: Ints, admitted: Ints) -> None:
         positions = np.arange(own.shape[1])
@@ -109,12 +109,12 @@ class OnlineCalibration:
         positions = np.arange(own.shape[1])
         reached = (admitted[:, None] > positions) & (accepted[:, None] >= positions)
         self._shared.update(own[reached], (accepted[:, None] > positions)[reached], np.ones(1))
-        shared = _scaled(own, self._shared.mean)
+        shared = _moved(own, self._shared.mean)
         survival = np.ones(len(own))
         for j, belief in enumerate(self._positions):
             seen = admitted > j
             belief.update(shared[seen, j], accepted[seen] > j, survival[seen])
-            survival *= sigmoid(_scaled(shared[:, j], belief.mean))
+            survival *= sigmoid(_moved(shared[:, j], belief.mean))
 
     def state(self) -> dict[str, Any]:
         """What was learnt, as JSON has it; `restore` takes it back."""
@@ -125,7 +125,7 @@ class OnlineCalibration:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of a drafter with the same temperatures. Raises ConfigError, and
+        """Go on from the state of a drafter with the same scaling. Raises ConfigError, and
         stays as it was, if this is no such state."""
         try:
             shared, *positions = map(Belief.of_state, state["beliefs"])
@@ -156,7 +156,7 @@ class Belief:
         """Learn from labels [n] of probability survival * sigmoid(scale * logit + intercept)."""
         before, mean, evidence = self.mean, self.mean, np.zeros((2, 2))
         for _ in range(_ITERATIONS):
-            kept = sigmoid(_scaled(logits, mean))
+            kept = sigmoid(_moved(logits, mean))
             p = np.clip(survival * kept, 1e-6, 1.0 - 1e-6)
             slope = survival * kept * (1.0 - kept)  # dp/dz
             weight = slope / (p * (1.0 - p))
@@ -189,6 +189,6 @@ class Belief:
         return belief
 
 
-def _scaled(logits: Array, mean: Array) -> Array:
+def _moved(logits: Array, mean: Array) -> Array:
     """scale * logit + intercept, of (log scale, intercept)."""
     return np.asarray(np.exp(mean[0]) * logits + mean[1])

@@ -8,7 +8,8 @@ Positions are 0-based. `committed_len` counts the prompt and the output committe
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, TypeAlias
+from math import isfinite
+from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -196,8 +197,29 @@ class TargetInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Scaling:
+    """How confidence logits become calibrated ones: l_k / temperatures[k] + intercepts[k]."""
+
+    temperatures: tuple[float, ...]
+    intercepts: tuple[float, ...]
+
+    @classmethod
+    def none(cls, positions: int) -> Self:
+        """The one that changes nothing."""
+        return cls((1.0,) * positions, (0.0,) * positions)
+
+    def fits(self, positions: int) -> bool:
+        """Whether it covers so many positions and keeps the order of the logits in each."""
+        return (
+            len(self.temperatures) == len(self.intercepts) == positions
+            and all(t > 0 and isfinite(t) for t in self.temperatures)
+            and all(isfinite(b) for b in self.intercepts)
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class DrafterInfo:
-    """What a drafter proposes. `temperatures`: mode -> calibration temperature per position."""
+    """What a drafter proposes. `calibration`: mode -> scaling of its confidences."""
 
     incarnation: int
     name: str
@@ -206,4 +228,4 @@ class DrafterInfo:
     block_size: int  # most tokens a block may have
     precision: str
     device: str
-    temperatures: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    calibration: Mapping[str, Scaling] = field(default_factory=dict)

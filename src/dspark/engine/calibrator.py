@@ -15,7 +15,7 @@ from dspark.core.calibration import Array
 from dspark.core.errors import ConfigError, DrafterError
 from dspark.core.online_calibration import OnlineCalibration
 from dspark.core.reliability import PositionScores, by_position
-from dspark.core.types import Draft, DrafterInfo, Ints, VerificationMode
+from dspark.core.types import Draft, DrafterInfo, Ints, Scaling, VerificationMode
 
 _RECENT_BLOCKS = 2048
 
@@ -27,15 +27,15 @@ class CalibrationStatus:
     """How well confidences predict in one mode. The scores are of the survivals that planners were
     given, over the last 2,048 verified blocks."""
 
-    online: bool  # whether the fit from verdicts is in use, or else the drafter's own temperatures
+    online: bool  # whether the fit from verdicts is in use, or else the drafter's own scaling
     positions: tuple[PositionScores, ...]
 
 
 class Calibrator:
     """Turns confidence logits into calibrated confidences, by verification mode.
 
-    Raises DrafterError for a drafter whose temperatures do not cover its block; a mode it has no
-    temperatures for starts with 1.
+    Raises DrafterError for a drafter whose calibration does not cover its block; in a mode that it
+    has none for, confidences start as they are.
     """
 
     def __init__(self, info: DrafterInfo) -> None:
@@ -43,13 +43,13 @@ class Calibrator:
         self._online: dict[VerificationMode, OnlineCalibration] = {}
         self._recent: dict[VerificationMode, _RecentBlocks] = {}
         for mode in VerificationMode:
-            temperatures = np.asarray(info.temperatures.get(mode, (1.0,) * info.block_size))
-            if len(temperatures) < info.block_size or not np.all(temperatures > 0):
+            own = info.calibration.get(mode, Scaling.none(info.block_size))
+            if not own.fits(info.block_size):
                 raise DrafterError(
-                    f"Drafter {info.name} needs {info.block_size} positive calibration "
-                    f"temperatures for {mode}, got {temperatures.tolist()}: calibrate it again."
+                    f"Drafter {info.name} needs {info.block_size} positive temperatures and as "
+                    f"many intercepts for {mode}, got {own}: calibrate it again."
                 )
-            self._online[mode] = OnlineCalibration(temperatures[: info.block_size])
+            self._online[mode] = OnlineCalibration(own)
             self._recent[mode] = _RecentBlocks(info.block_size)
 
     def confidences(self, drafts: Sequence[Draft | None], modes: Modes) -> Array:

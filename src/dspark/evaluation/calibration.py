@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from dspark.core.reliability import PositionScores, Reliability, by_position, reliability
-from dspark.core.types import VerificationMode
+from dspark.core.types import Scaling, VerificationMode
 from dspark.data import Prompt
 from dspark.evaluation.answers import answers
 from dspark.modeling.drafters.checkpoint import load_calibration, load_drafter
@@ -21,26 +19,26 @@ from dspark.training.calibrate import Judged, judge
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Survival as the drafter predicts it, with certain temperatures, entry k for position k."""
+    """Survival as the drafter predicts it, with a certain scaling, entry k for position k."""
 
-    temperatures: tuple[float, ...]
+    scaling: Scaling
     scores: tuple[PositionScores, ...]
     diagrams: tuple[Reliability, ...]
 
     @classmethod
-    def of(cls, judged: Judged, temperatures: Sequence[float]) -> "Calibration":
-        survival = judged.survival(temperatures)
+    def of(cls, judged: Judged, scaling: Scaling) -> "Calibration":
+        survival = judged.survival(scaling)
         scores = by_position(survival, judged.accepted, judged.judged)
         diagrams = []
         for k in range(len(scores)):
             seen = judged.judged > k
             diagrams.append(reliability(survival[seen, k], judged.accepted[seen] > k))
-        return cls(tuple(temperatures), scores, tuple(diagrams))
+        return cls(scaling, scores, tuple(diagrams))
 
 
 @dataclass(frozen=True, slots=True)
 class BeforeAndAfter:
-    """As the confidence head says, and with the temperatures of the checkpoint."""
+    """As the confidence head says, and with the calibration of the checkpoint."""
 
     before: Calibration
     after: Calibration
@@ -73,14 +71,14 @@ def measure(
         max_tokens=max_tokens,
         progress=progress,
     )
-    plain = np.ones(model.config.block_size).tolist()
+    plain = Scaling.none(model.config.block_size)
     result = {}
     for mode, parts in judge(model, made).items():
         if parts:
             judged = Judged.joined(parts)
             before, after = (
-                Calibration.of(judged, temperatures)
-                for temperatures in (plain, fitted.get(mode.value, plain))
+                Calibration.of(judged, scaling)
+                for scaling in (plain, fitted.get(mode.value) or plain)
             )
             result[mode] = BeforeAndAfter(before, after)
     return result

@@ -16,6 +16,7 @@ from dspark.core.types import (
     DrafterInfo,
     DraftReply,
     DraftRow,
+    Scaling,
     SequenceKey,
     VerificationMode,
 )
@@ -52,7 +53,7 @@ class DraftWorker:
         incarnation: int,
         target_digest: str,
         precision: Precision,
-        temperatures: Mapping[str, tuple[float, ...]] | None = None,
+        calibration: Mapping[str, Scaling] | None = None,
     ) -> None:
         self._shared = SharedDraftParts.from_model(model, precision)
         self._model = ServedDrafter(model, precision)
@@ -65,7 +66,7 @@ class DraftWorker:
             block_size=model.config.block_size,
             precision=precision,
             device="cpu",
-            temperatures=temperatures or {},
+            calibration=calibration or {},
         )
 
     def draft(self, batch: DraftBatch) -> DraftReply:

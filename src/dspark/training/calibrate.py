@@ -1,6 +1,7 @@
 """Fit the confidences: ``python -m dspark.training.calibrate --drafter FOLDER --data SHARDS``.
 
-Sequential temperature scaling, one table for each verification mode, on held-out responses:
+Sequential temperature scaling with intercepts, a table for each verification mode, on held-out
+responses:
 
 - ``greedy``: greedy responses; a drafted token is accepted if it equals the response's, exactly as
   in serving, and its confidence follows the drafter's own tokens.
@@ -19,13 +20,13 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from rich.console import Console
 
 from dspark.core.calibration import apply, fit_sts
 from dspark.core.errors import DSparkError
 from dspark.core.reliability import ece
-from dspark.core.types import VerificationMode
+from dspark.core.types import Scaling, VerificationMode
 from dspark.modeling.drafters.checkpoint import CALIBRATION, load_drafter
 from dspark.modeling.drafters.dspark import DSparkModel
 from dspark.modeling.losses import LossWeights
@@ -40,7 +41,7 @@ from dspark.training.shards import CachedSequence, ResponseCache
 Ints = NDArray[np.int64]
 
 MIN_REACHED = 500
-"""Blocks that must have been accepted up to a position for its temperature to be fitted."""
+"""Blocks that must have been accepted up to a position for its scaling to be fitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,26 +60,28 @@ class Judged:
             np.concatenate([part.judged for part in parts]),
         )
 
-    def survival(self, temperatures: ArrayLike) -> NDArray[np.float64]:
+    def survival(self, scaling: Scaling) -> NDArray[np.float64]:
         """[N, block_size] predicted survival through each position."""
-        confidences = apply(self.confidence_logits, temperatures)
+        confidences = apply(self.confidence_logits, scaling)
         return np.cumprod(confidences, axis=1, dtype=np.float64)
 
 
 def calibrate(model: DSparkModel, cache: ResponseCache, seed: int = 0) -> dict[str, Any]:
-    """Contents of calibration.json: temperatures by mode, and what they were fitted and scored on.
+    """Contents of calibration.json: scalings by mode, and what they were fitted and scored on.
 
     ECE is that of the survival through each position, on the responses left out of the fit.
     """
-    result: dict[str, Any] = {"temperatures": {}, "ece_before": {}, "ece_after": {}, "blocks": {}}
+    names = ("temperatures", "intercepts", "ece_before", "ece_after", "blocks")
+    result: dict[str, Any] = {name: {} for name in names}
     for mode, parts in judge(model, cache, seed).items():
         if len(parts) < 2:
             continue
         fitted, scored = Judged.joined(parts[0::2]), Judged.joined(parts[1::2])
-        temperatures = fit(fitted)
-        result["temperatures"][mode.value] = temperatures.tolist()
-        result["ece_before"][mode.value] = survival_ece(scored, np.ones_like(temperatures))
-        result["ece_after"][mode.value] = survival_ece(scored, temperatures)
+        scaling, unscaled = fit(fitted), Scaling.none(model.config.block_size)
+        result["temperatures"][mode.value] = scaling.temperatures
+        result["intercepts"][mode.value] = scaling.intercepts
+        result["ece_before"][mode.value] = survival_ece(scored, unscaled)
+        result["ece_after"][mode.value] = survival_ece(scored, scaling)
         result["blocks"][mode.value] = len(fitted.accepted)
     return result
 
@@ -104,8 +107,8 @@ def judge(
     return judged
 
 
-def fit(judged: Judged) -> NDArray[np.float64]:
-    """[block_size] temperatures; 1 from the first position on that too few blocks reached.
+def fit(judged: Judged) -> Scaling:
+    """Of all positions; none from the first one on that too few blocks reached.
 
     Where hardly any block gets, survival is near 0 whatever the temperature, and the fit would
     run to the edge of its grid.
@@ -114,12 +117,13 @@ def fit(judged: Judged) -> NDArray[np.float64]:
     reached = [int((judged.accepted >= k).sum()) for k in range(block_size)]
     depth = next((k for k, count in enumerate(reached) if count < MIN_REACHED), block_size)
     fitted = fit_sts(judged.confidence_logits[:, :depth], judged.accepted, judged.judged)
-    return np.concatenate([fitted, np.ones(block_size - depth)])
+    rest = Scaling.none(block_size - depth)
+    return Scaling(fitted.temperatures + rest.temperatures, fitted.intercepts + rest.intercepts)
 
 
-def survival_ece(judged: Judged, temperatures: NDArray[np.float64]) -> list[float]:
+def survival_ece(judged: Judged, scaling: Scaling) -> list[float]:
     """[block_size] ECE of the survival through each position, over the blocks judged there."""
-    survival = judged.survival(temperatures)
+    survival = judged.survival(scaling)
     errors = []
     for k in range(survival.shape[1]):
         seen = judged.judged > k

@@ -1,5 +1,6 @@
 """Domain values to protobuf messages and back: the only module that knows the messages' fields."""
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from dspark.core.types import (
     ProfileShape,
     RowStatus,
     SamplingParams,
+    Scaling,
     SequenceKey,
     TargetInfo,
     Verdict,
@@ -34,7 +36,7 @@ _STATUS_FROM_PB = {number: status for status, number in _STATUS_TO_PB.items()}
 
 # Messages whose fields are exactly the dataclass's scalars.
 _TARGET_FIELDS = tuple(TargetInfo.__dataclass_fields__)
-_DRAFTER_FIELDS = tuple(f for f in DrafterInfo.__dataclass_fields__ if f != "temperatures")
+_DRAFTER_FIELDS = tuple(f for f in DrafterInfo.__dataclass_fields__ if f != "calibration")
 _SHAPE_FIELDS = tuple(ProfileShape.__dataclass_fields__)
 
 
@@ -136,9 +138,9 @@ def decode_draft_reply(message: drafter_pb2.DraftReply) -> DraftReply:
 def encode_drafter_info(info: DrafterInfo, protocol_version: int) -> drafter_pb2.DrafterHandshake:
     return drafter_pb2.DrafterHandshake(
         protocol_version=protocol_version,
-        temperatures={
-            mode: drafter_pb2.Temperatures(values=values)
-            for mode, values in info.temperatures.items()
+        calibration={
+            mode: drafter_pb2.Scaling(**asdict(scaling))
+            for mode, scaling in info.calibration.items()
         },
         **{name: getattr(info, name) for name in _DRAFTER_FIELDS},
     )
@@ -147,7 +149,10 @@ def encode_drafter_info(info: DrafterInfo, protocol_version: int) -> drafter_pb2
 def decode_drafter_info(message: drafter_pb2.DrafterHandshake) -> DrafterInfo:
     return DrafterInfo(
         **{name: getattr(message, name) for name in _DRAFTER_FIELDS},
-        temperatures={mode: tuple(t.values) for mode, t in message.temperatures.items()},
+        calibration={
+            mode: Scaling(tuple(own.temperatures), tuple(own.intercepts))
+            for mode, own in message.calibration.items()
+        },
     )
 
 

@@ -2,30 +2,34 @@ import numpy as np
 
 from dspark.core.calibration import apply, fit_sts
 from dspark.core.reliability import brier
+from dspark.core.types import Scaling
 
 
-def test_apply_divides_by_the_position_s_temperature() -> None:
+def test_every_position_has_its_own_temperature_and_intercept() -> None:
     odds = np.log([3.0, 1.0, 9.0])
-    np.testing.assert_allclose(apply(odds, [1.0, 1.0, 2.0, 5.0]), [0.75, 0.5, 0.75])
+    scaling = Scaling((1.0, 1.0, 2.0, 5.0), (0.0, float(np.log(4.0)), 0.0, 1.0))
+    np.testing.assert_allclose(apply(odds, scaling), [0.75, 0.8, 0.75])
 
 
 def test_apply_survives_extreme_logits() -> None:
-    np.testing.assert_array_equal(apply([[-1e4, 1e4]], [0.1, 0.1]), [[0.0, 1.0]])
+    np.testing.assert_array_equal(
+        apply([[-1e4, 1e4]], Scaling((0.1, 0.1), (0.0, 0.0))), [[0.0, 1.0]]
+    )
 
 
 class TestFit:
     logits = np.tile(np.log([[4.0, 4.0]]), (1000, 1))  # says 0.8 everywhere
 
     def test_positions_with_too_little_data_keep_their_confidences(self) -> None:
-        temperatures = fit_sts(
+        fitted = fit_sts(
             self.logits, np.zeros(1000), np.r_[np.full(10, 2), np.ones(990)], min_count=100
         )
-        assert temperatures[0] != 1
-        assert temperatures[1] == 1
+        assert fitted.intercepts[0] < -1
+        assert (fitted.temperatures[1], fitted.intercepts[1]) == (1, 0)
 
     def test_a_calibrated_head_is_left_alone(self) -> None:
         accepted = np.repeat([0, 1, 2], [200, 160, 640])
-        assert fit_sts(self.logits, accepted, np.full(1000, 2)).tolist() == [1.0, 1.0]
+        self.assert_as_it_is(fit_sts(self.logits, accepted, np.full(1000, 2)))
 
     def test_what_was_not_verified_is_not_a_failure(self) -> None:
         """800 of 1000 pass position 1; of the 500 that admitted a second token, 320 keep both."""
@@ -33,20 +37,35 @@ class TestFit:
         accepted = np.concatenate(
             [np.repeat([0, 1], [100, 400]), np.repeat([0, 1, 2], [100, 80, 320])]
         )
-        assert fit_sts(self.logits, accepted, admitted).tolist() == [1.0, 1.0]
+        self.assert_as_it_is(fit_sts(self.logits, accepted, admitted))
 
     def test_ties_go_to_the_temperature_nearest_to_one(self) -> None:
         even = np.zeros((400, 1))  # the temperature of a zero logit changes nothing
-        assert fit_sts(even, np.zeros(400), np.ones(400), grid=[0.5, 1.1, 3.0])[0] == 1.1
+        fitted = fit_sts(even, np.zeros(400), np.ones(400), grid=[0.5, 1.1, 3.0])
+        assert fitted.temperatures == (1.1,)
+
+    def assert_as_it_is(self, fitted: Scaling) -> None:
+        assert fitted.temperatures == (1, 1)
+        np.testing.assert_allclose(fitted.intercepts, 0, atol=2e-3)
+
+
+def test_a_mean_that_no_temperature_can_move_is_put_right() -> None:
+    rng = np.random.default_rng(3)
+    honest = rng.normal(0, 2, (20_000, 1))
+    accepted = (rng.random(20_000) < 1 / (1 + np.exp(-honest[:, 0]))).astype(int)
+    fitted = fit_sts(2 * honest + 1, accepted, np.ones(20_000, int))
+    np.testing.assert_allclose(fitted.temperatures, 2, rtol=0.1)
+    np.testing.assert_allclose(fitted.intercepts, -0.5, atol=0.1)
 
 
 def test_a_fit_does_not_flatten_what_tells_blocks_apart() -> None:
     rng = np.random.default_rng(3)
-    # Biased upwards, which no temperature can mend: flattening would bring the mean nearer.
+    # Of no fixed relation to the outcome beyond its sign: one mean for all has the least error.
     logits = rng.normal(0, 2, (4000, 1))
-    accepted = (rng.random(4000) < 1 / (1 + np.exp(-(logits[:, 0] - 1.5)))).astype(int)
-    (temperature,) = fit_sts(logits, accepted, np.ones(4000, int))
-    raw, fitted = (apply(logits, [t])[:, 0] for t in (1.0, temperature))
+    accepted = (rng.random(4000) < np.where(logits[:, 0] > 0, 0.7, 0.3)).astype(int)
+    scaling = fit_sts(logits, accepted, np.ones(4000, int))
+    raw, fitted, flat = (
+        apply(logits, own)[:, 0] for own in (Scaling.none(1), scaling, Scaling((8.0,), (0.0,)))
+    )
     assert brier(fitted, accepted) <= brier(raw, accepted)
-    flat = apply(logits, [8.0])[:, 0]
-    assert brier(flat, accepted) > brier(raw, accepted)
+    assert fitted.std() > 2 * flat.std()

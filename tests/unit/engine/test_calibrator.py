@@ -6,7 +6,7 @@ import pytest
 
 from dspark.core.errors import ConfigError, DrafterError
 from dspark.core.online_calibration import BATCH_STEPS, MIN_BLOCKS
-from dspark.core.types import SequenceKey, VerificationMode
+from dspark.core.types import Scaling, SequenceKey, VerificationMode
 from dspark.engine.calibrator import Calibrator
 from tests.support.world import World, block, drafter_info, request
 
@@ -24,18 +24,26 @@ def boasted(calibrator: Calibrator, mode: VerificationMode, blocks: int = 2 * MI
         calibrator.record([draft] * rows, [mode] * rows, survival, accepted, np.full(rows, 2))
 
 
-def test_confidences_use_the_temperatures_of_their_mode() -> None:
-    info = replace(drafter_info(3), temperatures={"greedy": (2.0, 1.0, 0.5)})
+def test_confidences_are_scaled_by_their_mode() -> None:
+    scaling = Scaling((2.0, 1.0, 0.5), (0.0, 1.0, 0.0))
+    info = replace(drafter_info(3), calibration={"greedy": scaling})
     drafts = [block(KEY, [1, 2], [1.0, -1.0]), None, block(KEY, [1, 2, 3], [1.0, -1.0, 0.0])]
     found = Calibrator(info).confidences(drafts, [GREEDY, GREEDY, REJECTION])
-    scaled = np.array([[0.5, -1.0, -np.inf], [-np.inf] * 3, [1.0, -1.0, 0.0]])
+    scaled = np.array([[0.5, 0.0, -np.inf], [-np.inf] * 3, [1.0, -1.0, 0.0]])
     np.testing.assert_allclose(found, 1 / (1 + np.exp(-scaled)))
 
 
-@pytest.mark.parametrize("temperatures", [(1.0, 1.0), (1.0, 1.0, 0.0)])
-def test_temperatures_that_do_not_fit_are_refused(temperatures: tuple[float, ...]) -> None:
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        Scaling.none(2),
+        Scaling((1.0, 1.0, 0.0), (0.0,) * 3),
+        Scaling((1.0,) * 3, (0.0, 0.0, float("nan"))),
+    ],
+)
+def test_a_scaling_that_does_not_fit_is_refused(scaling: Scaling) -> None:
     with pytest.raises(DrafterError, match="calibrate"):
-        Calibrator(replace(drafter_info(3), temperatures={"greedy": temperatures}))
+        Calibrator(replace(drafter_info(3), calibration={"greedy": scaling}))
 
 
 def test_a_mode_learns_from_its_own_verdicts() -> None:

@@ -6,7 +6,14 @@ import pytest
 
 from dspark.core.errors import ConflictingStepError, DrafterError, StaleStepError
 from dspark.core.planner import CapacityPlanner, CausalPlanner, FixedPlanner, NonePlanner
-from dspark.core.types import DraftReply, RowStatus, SamplingParams, SequenceKey, VerifyBatch
+from dspark.core.types import (
+    DraftReply,
+    RowStatus,
+    SamplingParams,
+    Scaling,
+    SequenceKey,
+    VerifyBatch,
+)
 from dspark.engine.admission import Limits
 from dspark.engine.events import GateState
 from tests.support.world import (
@@ -150,7 +157,7 @@ def test_bad_calibration_refuses_the_drafter_and_keeps_the_engine() -> None:
     running = world()
     with pytest.raises(DrafterError):
         running.engine.attach_drafter(
-            replace(drafter_info(incarnation=5), temperatures={"greedy": (0.0,) * 4})
+            replace(drafter_info(incarnation=5), calibration={"greedy": Scaling.none(3)})
         )
     running.decode(request())
 

@@ -5,6 +5,7 @@ import pytest
 
 from dspark.core.calibration import apply
 from dspark.core.reliability import auc, ece
+from dspark.core.types import Scaling
 from dspark.sim.script import RIGHT, draw_blocks, draw_script
 from tests.support.workloads import EASY, domain, workload
 
@@ -22,7 +23,7 @@ def test_tokens_are_right_as_often_as_the_profile_says() -> None:
 @pytest.mark.parametrize("wanted", [0.5, 0.65, 0.8, 0.95])
 def test_confidences_are_calibrated_and_rank_as_well_as_stated(wanted: float) -> None:
     blocks = draw_blocks(domain(auc=wanted), POSITIONS, np.random.default_rng(2))
-    confidences = apply(blocks.confidence_logits, np.ones(4))
+    confidences = apply(blocks.confidence_logits, Scaling.none(4))
     for k in range(4):
         right = blocks.tokens[:, k] == RIGHT
         assert ece(confidences[:, k], right) < 0.01

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from dspark.core.errors import ConfigError
 from dspark.core.reliability import ece
+from dspark.core.types import Scaling
 from dspark.modeling.drafters.checkpoint import load_calibration, load_drafter
 from dspark.training import calibrate, export
 from dspark.training.config import FitConfig
@@ -146,27 +147,27 @@ def test_calibration_covers_both_modes_and_is_what_a_drafter_loads(
     cache = ResponseCache(Path(config.data), split="train")
     result = calibrate.calibrate(model, cache)
     (tmp_path / "calibration.json").write_text(json.dumps(result))
-    temperatures = load_calibration(tmp_path, model.config)
-    assert set(temperatures) == {"greedy", "rejection"}
-    for mode in temperatures:
+    scalings = load_calibration(tmp_path, model.config)
+    assert set(scalings) == {"greedy", "rejection"}
+    for mode in scalings:
         before, after = result["ece_before"][mode], result["ece_after"][mode]
         assert len(before) == len(after) == 4
         assert sum(after) < sum(before) + 0.05
 
 
-def test_positions_that_few_blocks_reach_keep_temperature_one() -> None:
+def test_positions_that_few_blocks_reach_stay_as_they_are() -> None:
     rng = np.random.default_rng(0)
     logits = np.full((4000, 3), 2.0, np.float32)  # says 0.88, each position holds 0.5
     accepted = np.logical_and.accumulate(rng.random((4000, 3)) < 0.5, axis=1).sum(axis=1)
     enough = calibrate.fit(calibrate.Judged(logits, accepted, np.full(4000, 3)))
-    assert (enough > 1.5).all()
+    assert (np.array(enough.intercepts) < -1).all()
     accepted = np.minimum(accepted, 1)  # nobody gets to position 3
     few = calibrate.fit(calibrate.Judged(logits, accepted, np.full(4000, 3)))
-    assert few[0] == enough[0]
-    assert few[2] == 1.0
+    assert few.intercepts[0] == enough.intercepts[0]
+    assert (few.temperatures[2], few.intercepts[2]) == (1, 0)
 
 
 def test_survival_ece_scores_only_blocks_with_a_verdict() -> None:
     logits = np.zeros((4, 2), np.float32)  # survival 0.5, then 0.25
     judged = calibrate.Judged(logits, np.array([1, 1, 0, 0]), np.array([2, 1, 2, 1]))
-    assert calibrate.survival_ece(judged, np.ones(2)) == [0.0, ece([0.25] * 2, [0, 0])]
+    assert calibrate.survival_ece(judged, Scaling.none(2)) == [0.0, ece([0.25] * 2, [0, 0])]

@@ -6,7 +6,6 @@ are left out; a checkpoint that carries them is accepted, and the target's own a
 """
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
@@ -18,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dspark.core.errors import DrafterError, TargetError
-from dspark.core.types import VerificationMode
+from dspark.core.types import Scaling, VerificationMode
 from dspark.modeling.drafters.config import DrafterConfig, read_json
 from dspark.modeling.drafters.dspark import DSparkModel
 from dspark.modeling.head import LocalHead
@@ -66,7 +65,8 @@ def save_drafter(
 ) -> None:
     """Write a checkpoint folder; a file that is not given stays as it was.
 
-    ``calibration`` must hold ``temperatures``: verification mode -> one per position.
+    ``calibration`` must hold ``temperatures``: verification mode -> one per position, and may hold
+    ``intercepts`` like them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).write_text(model.config.to_json())
@@ -125,22 +125,30 @@ def load_config(folder: Path, target_folder: Path) -> DrafterConfig:
     return config
 
 
-def load_calibration(folder: Path, config: DrafterConfig) -> dict[str, tuple[float, ...]]:
-    """Verification mode -> temperature of each position; empty without a calibration.json.
+def load_calibration(folder: Path, config: DrafterConfig) -> dict[str, Scaling]:
+    """Verification mode -> scaling of its confidences; empty without a calibration.json. One
+    without intercepts has zeros.
 
     Raises:
-        DrafterError: unreadable, an unknown mode, or not one positive number for each position.
+        DrafterError: unreadable, an unknown mode, or not a usable number for each position.
     """
     path = folder / CALIBRATION
     if not path.exists():
         return {}
-    temperatures = read_json(path, "calibration").get("temperatures", {})
-    for mode, values in temperatures.items():
+    raw = read_json(path, "calibration")
+    intercepts = raw.get("intercepts", {})
+    result = {}
+    for mode, temperatures in raw.get("temperatures", {}).items():
         if mode not in set(VerificationMode):
             raise DrafterError(f"{path}: unknown verification mode {mode!r}")
-        if len(values) != config.block_size or not all(v > 0 and math.isfinite(v) for v in values):
-            raise DrafterError(f"{path}: {mode} needs {config.block_size} positive temperatures")
-    return {mode: tuple(float(v) for v in values) for mode, values in temperatures.items()}
+        shifts = intercepts.get(mode, (0.0,) * config.block_size)
+        result[mode] = Scaling(tuple(map(float, temperatures)), tuple(map(float, shifts)))
+        if not result[mode].fits(config.block_size):
+            raise DrafterError(
+                f"{path}: {mode} needs {config.block_size} positive temperatures and, if any, as "
+                "many intercepts"
+            )
+    return result
 
 
 def read_tensors(

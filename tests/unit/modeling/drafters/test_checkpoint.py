@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dspark.core.errors import DrafterError
+from dspark.core.types import Scaling
 from dspark.modeling.drafters.checkpoint import (
     load_calibration,
     load_drafter,
@@ -121,9 +122,20 @@ def test_calibration_is_optional_and_checked(drafter: Path, tmp_path: Path) -> N
     assert load_calibration(drafter, config) == {}
     path = drafter / "calibration.json"
     path.write_text(json.dumps({"temperatures": {"greedy": [1, 0.9, 1.1, 2]}, "ece": {}}))
-    assert load_calibration(drafter, config) == {"greedy": (1.0, 0.9, 1.1, 2.0)}
-    for bad in ({"greedy": [1, 1, 1]}, {"greedy": [1, 1, 1, 0]}, {"warm": [1, 1, 1, 1]}):
-        path.write_text(json.dumps({"temperatures": bad}))
+    temperatures = (1.0, 0.9, 1.1, 2.0)
+    assert load_calibration(drafter, config) == {"greedy": Scaling(temperatures, (0.0,) * 4)}
+    shifts = {"greedy": [0, -0.5, 0.5, 1]}
+    path.write_text(json.dumps({"temperatures": {"greedy": temperatures}, "intercepts": shifts}))
+    assert load_calibration(drafter, config) == {
+        "greedy": Scaling(temperatures, (0.0, -0.5, 0.5, 1.0))
+    }
+    for bad, shift in (
+        ({"greedy": [1, 1, 1]}, [0] * 4),
+        ({"greedy": [1, 1, 1, 0]}, [0] * 4),
+        ({"greedy": [1, 1, 1, 1]}, [0] * 3),
+        ({"warm": [1, 1, 1, 1]}, [0] * 4),
+    ):
+        path.write_text(json.dumps({"temperatures": bad, "intercepts": {"greedy": shift}}))
         with pytest.raises(DrafterError, match=r"greedy needs 4|unknown verification mode"):
             load_calibration(drafter, config)
 

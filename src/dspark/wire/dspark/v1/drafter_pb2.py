@@ -25,27 +25,27 @@ _sym_db = _symbol_database.Default()
 from dspark.wire.dspark.v1 import types_pb2 as dspark_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64spark/v1/drafter.proto\x12\tdspark.v1\x1a\x15\x64spark/v1/types.proto\"\xc7\x02\n\x10\x44rafterHandshake\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x15\n\rtarget_digest\x18\x04 \x01(\t\x12\x15\n\rfusion_digest\x18\x05 \x01(\t\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x11\n\tprecision\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x43\n\x0ctemperatures\x18\t \x03(\x0b\x32-.dspark.v1.DrafterHandshake.TemperaturesEntry\x1aL\n\x11TemperaturesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.dspark.v1.Temperatures:\x02\x38\x01\"\x1e\n\x0cTemperatures\x12\x0e\n\x06values\x18\x01 \x03(\x01\"\xad\x01\n\x08\x44raftRow\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.dspark.v1.SequenceKey\x12\x1a\n\x12\x62\x61se_committed_len\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x04 \x01(\x0c\x12\x11\n\tnum_draft\x18\x05 \x01(\r\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.dspark.v1.SamplingParams\"f\n\x0c\x44raftRequest\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12!\n\x04rows\x18\x02 \x03(\x0b\x32\x13.dspark.v1.DraftRow\x12%\n\x05\x63lose\x18\x03 \x03(\x0b\x32\x16.dspark.v1.SequenceKey\"M\n\nDraftReply\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12 \n\x06\x64rafts\x18\x02 \x03(\x0b\x32\x10.dspark.v1.Draft\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x32\x8d\x01\n\x07\x44rafter\x12\x45\n\tHandshake\x12\x1b.dspark.v1.HandshakeRequest\x1a\x1b.dspark.v1.DrafterHandshake\x12;\n\x05\x44raft\x12\x17.dspark.v1.DraftRequest\x1a\x15.dspark.v1.DraftReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64spark/v1/drafter.proto\x12\tdspark.v1\x1a\x15\x64spark/v1/types.proto\"\xbf\x02\n\x10\x44rafterHandshake\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x15\n\rtarget_digest\x18\x04 \x01(\t\x12\x15\n\rfusion_digest\x18\x05 \x01(\t\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x11\n\tprecision\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x41\n\x0b\x63\x61libration\x18\t \x03(\x0b\x32,.dspark.v1.DrafterHandshake.CalibrationEntry\x1a\x46\n\x10\x43\x61librationEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12!\n\x05value\x18\x02 \x01(\x0b\x32\x12.dspark.v1.Scaling:\x02\x38\x01\"3\n\x07Scaling\x12\x14\n\x0ctemperatures\x18\x01 \x03(\x01\x12\x12\n\nintercepts\x18\x02 \x03(\x01\"\xad\x01\n\x08\x44raftRow\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.dspark.v1.SequenceKey\x12\x1a\n\x12\x62\x61se_committed_len\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x04 \x01(\x0c\x12\x11\n\tnum_draft\x18\x05 \x01(\r\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.dspark.v1.SamplingParams\"f\n\x0c\x44raftRequest\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12!\n\x04rows\x18\x02 \x03(\x0b\x32\x13.dspark.v1.DraftRow\x12%\n\x05\x63lose\x18\x03 \x03(\x0b\x32\x16.dspark.v1.SequenceKey\"M\n\nDraftReply\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12 \n\x06\x64rafts\x18\x02 \x03(\x0b\x32\x10.dspark.v1.Draft\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x32\x8d\x01\n\x07\x44rafter\x12\x45\n\tHandshake\x12\x1b.dspark.v1.HandshakeRequest\x1a\x1b.dspark.v1.DrafterHandshake\x12;\n\x05\x44raft\x12\x17.dspark.v1.DraftRequest\x1a\x15.dspark.v1.DraftReply(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dspark.v1.drafter_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DRAFTERHANDSHAKE_TEMPERATURESENTRY']._loaded_options = None
-  _globals['_DRAFTERHANDSHAKE_TEMPERATURESENTRY']._serialized_options = b'8\001'
+  _globals['_DRAFTERHANDSHAKE_CALIBRATIONENTRY']._loaded_options = None
+  _globals['_DRAFTERHANDSHAKE_CALIBRATIONENTRY']._serialized_options = b'8\001'
   _globals['_DRAFTERHANDSHAKE']._serialized_start=62
-  _globals['_DRAFTERHANDSHAKE']._serialized_end=389
-  _globals['_DRAFTERHANDSHAKE_TEMPERATURESENTRY']._serialized_start=313
-  _globals['_DRAFTERHANDSHAKE_TEMPERATURESENTRY']._serialized_end=389
-  _globals['_TEMPERATURES']._serialized_start=391
-  _globals['_TEMPERATURES']._serialized_end=421
-  _globals['_DRAFTROW']._serialized_start=424
-  _globals['_DRAFTROW']._serialized_end=597
-  _globals['_DRAFTREQUEST']._serialized_start=599
-  _globals['_DRAFTREQUEST']._serialized_end=701
-  _globals['_DRAFTREPLY']._serialized_start=703
-  _globals['_DRAFTREPLY']._serialized_end=780
-  _globals['_DRAFTER']._serialized_start=783
-  _globals['_DRAFTER']._serialized_end=924
+  _globals['_DRAFTERHANDSHAKE']._serialized_end=381
+  _globals['_DRAFTERHANDSHAKE_CALIBRATIONENTRY']._serialized_start=311
+  _globals['_DRAFTERHANDSHAKE_CALIBRATIONENTRY']._serialized_end=381
+  _globals['_SCALING']._serialized_start=383
+  _globals['_SCALING']._serialized_end=434
+  _globals['_DRAFTROW']._serialized_start=437
+  _globals['_DRAFTROW']._serialized_end=610
+  _globals['_DRAFTREQUEST']._serialized_start=612
+  _globals['_DRAFTREQUEST']._serialized_end=714
+  _globals['_DRAFTREPLY']._serialized_start=716
+  _globals['_DRAFTREPLY']._serialized_end=793
+  _globals['_DRAFTER']._serialized_start=796
+  _globals['_DRAFTER']._serialized_end=937
 # @@protoc_insertion_point(module_scope)

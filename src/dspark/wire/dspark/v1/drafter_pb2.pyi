@@ -24,19 +24,19 @@ class DrafterHandshake(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
-    class TemperaturesEntry(_message.Message):
+    class CalibrationEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
         KEY_FIELD_NUMBER: _builtins.int
         VALUE_FIELD_NUMBER: _builtins.int
         key: _builtins.str
         @_builtins.property
-        def value(self) -> Global___Temperatures: ...
+        def value(self) -> Global___Scaling: ...
         def __init__(
             self,
             *,
             key: _builtins.str = ...,
-            value: Global___Temperatures | None = ...,
+            value: Global___Scaling | None = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -52,7 +52,7 @@ class DrafterHandshake(_message.Message):
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
-    TEMPERATURES_FIELD_NUMBER: _builtins.int
+    CALIBRATION_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     incarnation: _builtins.int
     """changes when the drafter restarts: all its sequences are gone"""
@@ -63,8 +63,8 @@ class DrafterHandshake(_message.Message):
     precision: _builtins.str
     device: _builtins.str
     @_builtins.property
-    def temperatures(self) -> _containers.MessageMap[_builtins.str, Global___Temperatures]:
-        """verification mode -> per position"""
+    def calibration(self) -> _containers.MessageMap[_builtins.str, Global___Scaling]:
+        """by verification mode"""
 
     def __init__(
         self,
@@ -77,35 +77,41 @@ class DrafterHandshake(_message.Message):
         block_size: _builtins.int = ...,
         precision: _builtins.str = ...,
         device: _builtins.str = ...,
-        temperatures: _abc.Mapping[_builtins.str, Global___Temperatures] | None = ...,
+        calibration: _abc.Mapping[_builtins.str, Global___Scaling] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "device", b"device", "fusion_digest", b"fusion_digest", "incarnation", b"incarnation", "name", b"name", "precision", b"precision", "protocol_version", b"protocol_version", "target_digest", b"target_digest", "temperatures", b"temperatures"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "calibration", b"calibration", "device", b"device", "fusion_digest", b"fusion_digest", "incarnation", b"incarnation", "name", b"name", "precision", b"precision", "protocol_version", b"protocol_version", "target_digest", b"target_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrafterHandshake: _TypeAlias = DrafterHandshake  # noqa: Y015
 
 @_typing.final
-class Temperatures(_message.Message):
+class Scaling(_message.Message):
+    """Of confidence logits, one number for each position: l / temperature + intercept."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    VALUES_FIELD_NUMBER: _builtins.int
+    TEMPERATURES_FIELD_NUMBER: _builtins.int
+    INTERCEPTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def temperatures(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def intercepts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
     def __init__(
         self,
         *,
-        values: _abc.Iterable[_builtins.float] | None = ...,
+        temperatures: _abc.Iterable[_builtins.float] | None = ...,
+        intercepts: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["intercepts", b"intercepts", "temperatures", b"temperatures"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Temperatures: _TypeAlias = Temperatures  # noqa: Y015
+Global___Scaling: _TypeAlias = Scaling  # noqa: Y015
 
 @_typing.final
 class DraftRow(_message.Message):
