@@ -1,10 +1,13 @@
 """The serving bench on the tiny models, through real processes: do its figures add up?"""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from dspark.bench import law
 from dspark.bench.serving import ServeOptions, run
 from dspark.bench.table import table_scores
 from dspark.core.errors import ConfigError
@@ -57,3 +60,26 @@ def test_a_run_over_both_transports(tiny_settings_argv: list[str], tmp_path: Pat
 def test_an_unknown_transport_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"one of grpc, inproc, not 'pigeon'"):
         ServeOptions(transports=("pigeon",))  # type: ignore[arg-type]
+
+
+@pytest.mark.timeout(600)
+def test_sampled_answers_follow_the_enumerated_law(
+    tiny_settings_argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load_settings([*tiny_settings_argv, "--precision=fp32"], {})
+    results = law.measure(settings, "hello", 800, tmp_path / "log", print)
+    assert [result.planner for result in results] == list(law.PLANNERS)
+    assert all(result.p_value > law.SIGNIFICANCE for result in results)
+    assert results[-1].accepted > 100
+    # The same draws, held against the law of another temperature, are seen not to follow it.
+    warmer = replace(law.SAMPLING, temperature=2.0)
+    exact_law = law.exact_law
+
+    def wrong_law(*args: Any) -> law.Law:
+        with monkeypatch.context() as patch:
+            patch.setattr(law, "SAMPLING", warmer)
+            return exact_law(*args)
+
+    monkeypatch.setattr(law, "exact_law", wrong_law)
+    results = law.measure(settings, "hello", 800, tmp_path / "log", print)
+    assert all(result.p_value < law.SIGNIFICANCE for result in results)

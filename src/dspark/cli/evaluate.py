@@ -77,6 +77,43 @@ def evaluate_exactness(
         raise typer.Exit(1)
 
 
+@evaluate.command("law")
+def evaluate_law(
+    prompt: Annotated[str, typer.Option(help="what the answers continue")] = "The weather today is",
+    draws: Annotated[int, typer.Option(min=100, help="answers with each planner")] = 5000,
+    precision: Annotated[str, typer.Option(help="lower ones round differently by batch")] = "fp32",
+    out: Out = None,
+) -> None:
+    """Does sampled output follow the target's own distribution? Fails if it does not."""
+    from dspark.bench.law import SIGNIFICANCE, measure
+
+    with one_line_errors():
+        results = measure(
+            load_settings([f"--precision={precision}"]),
+            prompt,
+            draws,
+            log_file("law"),
+            progress.print,
+        )
+    table = Table(
+        "planner", "draws", "outcomes", "p-value", "accepted drafts",
+        title=f"chi-square of sampled beginnings; below {SIGNIFICANCE:g} they are not the target's",
+    )  # fmt: skip
+    for row in results:
+        table.add_row(
+            row.planner,
+            str(row.draws),
+            str(row.outcomes),
+            f"{row.p_value:.3g}",
+            str(row.accepted),
+        )
+    Console().print(table)
+    if out is not None:
+        out.write_text(json.dumps([asdict(row) for row in results], indent=2) + "\n")
+    if any(row.p_value < SIGNIFICANCE for row in results):
+        raise typer.Exit(1)
+
+
 @evaluate.command("acceptance")
 def evaluate_acceptance(
     drafter: Drafter = "smollm2-135m-dspark",
