@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -64,22 +63,13 @@ def test_an_unknown_transport_is_refused() -> None:
 
 @pytest.mark.timeout(600)
 def test_sampled_answers_follow_the_enumerated_law(
-    tiny_settings_argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_settings_argv: list[str], tmp_path: Path
 ) -> None:
     settings = load_settings([*tiny_settings_argv, "--precision=fp32"], {})
-    results = law.measure(settings, "hello", 800, tmp_path / "log", print)
-    assert [result.planner for result in results] == list(law.PLANNERS)
-    assert all(result.p_value > law.SIGNIFICANCE for result in results)
-    assert results[-1].accepted > 100
-    # The same draws, held against the law of another temperature, are seen not to follow it.
-    warmer = replace(law.SAMPLING, temperature=2.0)
-    exact_law = law.exact_law
-
-    def wrong_law(*args: Any) -> law.Law:
-        with monkeypatch.context() as patch:
-            patch.setattr(law, "SAMPLING", warmer)
-            return exact_law(*args)
-
-    monkeypatch.setattr(law, "exact_law", wrong_law)
-    results = law.measure(settings, "hello", 800, tmp_path / "log", print)
-    assert all(result.p_value < law.SIGNIFICANCE for result in results)
+    drawn = law.draw(settings, "hello", 800, tmp_path / "log", print)
+    assert [own.planner for own in drawn] == list(law.PLANNERS)
+    assert drawn[-1].accepted > 100
+    exact = law.exact_law(settings, "hello")
+    assert all(own.p_value(exact) > law.SIGNIFICANCE for own in drawn)
+    warmer = law.exact_law(settings, "hello", replace(law.SAMPLING, temperature=2.0))
+    assert all(own.p_value(warmer) < law.SIGNIFICANCE for own in drawn)

@@ -108,6 +108,30 @@ async def test_a_dead_drafter_fails_nothing_and_drafting_resumes(
         assert recorder.fallbacks == ["drafter"]
 
 
+async def test_the_cost_surface_follows_the_steps_that_are_served(
+    verifier: Losable, drafter: Losable, expected: list[list[int]]
+) -> None:
+    async with running_driver(verifier, drafter, refresh_cost=True) as (driver, _):
+        for prompt, answer in zip(PROMPTS, expected, strict=True):
+            assert await collect(driver.submit(request(prompt, LENGTH))) == answer
+        assert driver.cost != COST
+
+
+async def test_an_error_in_a_steps_accounts_ends_the_loop(
+    verifier: Losable, drafter: Losable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although nobody waits for them, and no further step comes."""
+    async with running_driver(verifier, drafter) as (driver, recorder):
+
+        def broken(*_: object) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(recorder, "on_step", broken)
+        await collect(driver.submit(request([1, 2, 3], 1)))
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wait_for(recorder.loop, 10)
+
+
 async def test_an_unfit_drafter_is_refused_aloud_and_a_fit_one_taken(
     verifier: Losable, drafter: Losable, caplog: pytest.LogCaptureFixture
 ) -> None:

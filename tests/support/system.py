@@ -139,6 +139,7 @@ async def running_driver(
     verifier_deadline: float = 30.0,
     max_waiting: int = 100,
     time_drafter: DrafterTiming | None = None,
+    refresh_cost: bool = False,
 ) -> AsyncIterator[tuple[Driver, Recorder]]:
     """A driver in its loop, ``Recorder.loop``."""
     target = await verifier.handshake()
@@ -158,6 +159,7 @@ async def running_driver(
         verifier_deadline=verifier_deadline,
         max_waiting=max_waiting,
         time_drafter=time_drafter,
+        refresh_cost=refresh_cost,
         observer=recorder,
     )
     recorder.loop = asyncio.create_task(driver.run())

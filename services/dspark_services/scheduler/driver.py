@@ -16,7 +16,7 @@ from dspark.core.errors import (
     StaleStepError,
     WorkerUnavailableError,
 )
-from dspark.core.refresh import CostRefresher
+from dspark.core.refresh import CostRefresher, StepTime
 from dspark.core.types import (
     DraftBatch,
     DraftReply,
@@ -168,8 +168,11 @@ class Driver:
                         await self._step(start)
                 if start is None:
                     self._wake.clear()
+                    await self._settle()
                     await self._wake.wait()
         finally:
+            if self._accounting is not None:
+                self._accounting.cancel()
             if self._link is not None:
                 self._link.close()
 
@@ -197,32 +200,32 @@ class Driver:
             return
         self._streams.deliver(outcome.events)
         clock.lap("commit")
-        if self._accounting is not None:
-            await self._accounting  # over since this step waited for a worker; an error is a defect
         timing = clock.timing(drafts, verdicts)
-        self._accounting = asyncio.create_task(
-            self._account(outcome, timing, drafts_wanted, drafts)
-        )
+        step = None
+        if drafts is not None or drafts_wanted is None:  # else it waited for nothing
+            block_size = 0 if self._link is None else self._link.block_size
+            step = step_time(outcome.stats, timing, drafts_wanted, block_size)
+        if step is not None and self._refresher is not None:
+            self._engine.took(timing.total)
+        await self._settle()
+        self._accounting = asyncio.create_task(self._account(outcome, timing, step))
 
     async def _account(
-        self,
-        outcome: StepOutcome,
-        timing: StepTiming,
-        wanted: DraftBatch | None,
-        drafts: DraftReply | None,
+        self, outcome: StepOutcome, timing: StepTiming, step: StepTime | None
     ) -> None:
-        """What is to be learnt from a step, while the next one waits for its first worker."""
+        """What a step leaves to be written down and learnt, while the next one waits for its first
+        worker."""
         self._observer.on_step(outcome, timing)
-        if wanted is not None and drafts is None:
-            return  # it waited for nothing
-        block_size = 0 if self._link is None else self._link.block_size
-        step = step_time(outcome.stats, timing, wanted, block_size)
-        if step is None or self._refresher is None:
-            return
-        self._engine.took(timing.total)
-        cost = self._refresher.observe(step)
-        if cost is not None:
-            self._engine.use_cost(cost)
+        if step is not None and self._refresher is not None:
+            cost = self._refresher.observe(step)
+            if cost is not None:
+                self._engine.use_cost(cost)
+
+    async def _settle(self) -> None:
+        """See that the last step's accounts are written; an error in them is a defect, and ends
+        the loop."""
+        if self._accounting is not None:
+            await self._accounting
 
     def _use_cost(self, cost: StepCost) -> None:
         """A surface that was measured, and not learned from steps."""

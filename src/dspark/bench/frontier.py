@@ -12,6 +12,8 @@ from dspark.core.statistics import bootstrap_interval
 REFERENCE = "fixed:1"
 """One draft token, always verified: what production systems run as multi-token prediction."""
 
+_ROUNDS_FOR_AN_INTERVAL = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Match:
@@ -46,7 +48,7 @@ class Rivalry:
     planner: str
     rival: str
     ratio: float  # mean over rounds of throughput / the rival's in the same round
-    low: float  # lower end of the 95 % interval of that mean
+    low: float | None  # lower end of the 95 % interval of that mean; None: too few rounds for one
 
 
 def matched(rows: Sequence[Summary]) -> list[Match]:
@@ -99,7 +101,8 @@ def interactive(rows: Sequence[Summary], targets: Iterable[float]) -> list[Inter
 
 
 def rivalries(rows: Sequence[Summary]) -> list[Rivalry]:
-    """Every planner that adapts, against the best of `none` and the fixed widths at each load."""
+    """Every planner that adapts, against the best of the others at each load. Of one run: rounds
+    of several runs have nothing in common."""
     found = []
     for row in rows:
         peers = [
@@ -110,7 +113,9 @@ def rivalries(rows: Sequence[Summary]) -> list[Rivalry]:
             continue
         rival = max(static, key=lambda r: r.throughput)
         ratios = [own / other for own, other in zip(row.rounds, rival.rounds, strict=True)]
-        low, _ = bootstrap_interval(ratios, np.random.default_rng(0))
+        low = None
+        if len(ratios) >= _ROUNDS_FOR_AN_INTERVAL:
+            low, _ = bootstrap_interval(ratios, np.random.default_rng(0))
         found.append(
             Rivalry(
                 row.transport,
@@ -125,7 +130,7 @@ def rivalries(rows: Sequence[Summary]) -> list[Rivalry]:
 
 
 def _is_static(row: Summary) -> bool:
-    return row.planner == BASELINE or row.planner.startswith("fixed:")
+    return row.planner == BASELINE or row.planner.startswith(("fixed:", "threshold:"))
 
 
 def _curves(rows: Iterable[Summary], transport: str) -> dict[str, list[Summary]]:

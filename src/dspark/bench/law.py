@@ -15,9 +15,10 @@ from pathlib import Path
 import httpx
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dspark.bench.system import running_system
+from dspark.core.errors import ConfigError, DSparkError
 from dspark.core.sampling import transform
 from dspark.core.statistics import chi_square_p_value
 from dspark.core.types import SamplingParams
@@ -43,57 +44,76 @@ Law = dict[tuple[int, ...], float]
 
 
 @dataclass(frozen=True, slots=True)
-class LawResult:
+class Draws:
+    """What was drawn with one planner."""
+
     planner: str
-    draws: int
-    outcomes: int
-    p_value: float  # of counts at least this far from the law
+    counts: Counter[tuple[int, ...]]  # of the first LENGTH tokens, or fewer, of an answer
     accepted: int  # draft tokens in the answers
 
+    @property
+    def tested(self) -> str:
+        """What these draws say something about."""
+        return "speculation" if self.accepted else "plain decoding"
 
-def measure(
+    def p_value(self, law: Law) -> float:
+        """Of counts at least this far from the law. Raises ConfigError for too few draws."""
+        outcomes = sorted(law.keys() | self.counts.keys())
+        try:
+            return chi_square_p_value(
+                [self.counts[outcome] for outcome in outcomes],
+                [law.get(outcome, 0.0) for outcome in outcomes],
+            )
+        except ValueError as error:
+            raise ConfigError(f"{self.counts.total()} draws: {error}") from error
+
+
+def draw(
     settings: Settings,
     prompt: str,
     draws: int,
     log_file: Path,
     progress: Callable[[str], None],
-) -> list[LawResult]:
-    """One result for each of PLANNERS.
+) -> list[Draws]:
+    """So many answers with each of PLANNERS.
 
     Raises:
         WorkerUnavailableError: the services could not be started.
-        TargetError: the target cannot be loaded.
+        DSparkError: a request failed.
     """
-    law = exact_law(resolve_target(settings.target, settings.cache_dir), prompt)
-    progress(f"{len(law)} outcomes; drawing {draws} answers with each planner")
     results = []
     with running_system(settings, PLANNERS, log_file) as urls:
         for planner, url in urls.items():
-            counts, accepted = asyncio.run(_draw(url, prompt, draws))
-            results.append(LawResult(planner, draws, len(law), _p_value(counts, law), accepted))
-            progress(f"{planner}: p = {results[-1].p_value:.3g}")
+            results.append(Draws(planner, *asyncio.run(_draw(url, prompt, draws))))
+            progress(f"{planner}: {draws} answers, {results[-1].accepted} accepted drafts in them")
     return results
 
 
 @torch.inference_mode()
-def exact_law(folder: Path, prompt: str) -> Law:
-    """By enumeration, in fp32: one forward for every beginning that is possible."""
+def exact_law(settings: Settings, prompt: str, sampling: SamplingParams = SAMPLING) -> Law:
+    """By enumeration, in fp32: one forward for every beginning that is possible.
+
+    Raises:
+        TargetError: the target cannot be loaded.
+    """
+    folder = resolve_target(settings.target, settings.cache_dir)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    stop = GenerationConfig.from_pretrained(folder).eos_token_id
-    stops = {stop} if isinstance(stop, int) else set(stop or ())
-    prompt_ids = AutoTokenizer.from_pretrained(folder)(prompt)["input_ids"]
+    listed = model.generation_config.eos_token_id
+    stops = {tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed])}
+    prompt_ids = tokenizer(prompt)["input_ids"]
     law: Law = {}
-    open_: Law = {(): 1.0}
+    unfinished: Law = {(): 1.0}
     for _ in range(LENGTH):
         longer: Law = {}
-        for tokens, probability in open_.items():
+        for tokens, probability in unfinished.items():
             logits = model(torch.tensor([[*prompt_ids, *tokens]])).logits[0, -1]
-            p = transform(logits.numpy(), SAMPLING.temperature, SAMPLING.top_k, SAMPLING.top_p)
+            p = transform(logits.numpy(), sampling.temperature, sampling.top_k, sampling.top_p)
             for token in np.flatnonzero(p).tolist():
                 where = law if token in stops else longer
                 where[*tokens, token] = probability * float(p[token])
-        open_ = longer
-    return law | open_
+        unfinished = longer
+    return law | unfinished
 
 
 async def _draw(url: str, prompt: str, draws: int) -> tuple[Counter[tuple[int, ...]], int]:
@@ -118,16 +138,11 @@ async def _draw(url: str, prompt: str, draws: int) -> tuple[Counter[tuple[int, .
                     "return_token_ids": True,
                 }
                 response = await client.post("/v1/completions", json=body)
-                answer = response.raise_for_status().json()
+                if response.status_code != httpx.codes.OK:
+                    raise DSparkError(f"the prompt was refused: {response.text}")
+                answer = response.json()
                 counts.update(tuple(c["token_ids"][:LENGTH]) for c in answer["choices"])
                 accepted += answer["usage"]["dspark"]["accepted"]
 
         await asyncio.gather(*(one_client() for _ in range(_AT_ONCE)))
     return counts, accepted
-
-
-def _p_value(counts: Counter[tuple[int, ...]], law: Law) -> float:
-    outcomes = sorted(law.keys() | counts.keys())
-    return chi_square_p_value(
-        [counts[outcome] for outcome in outcomes], [law.get(outcome, 0.0) for outcome in outcomes]
-    )

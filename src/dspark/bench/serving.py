@@ -8,7 +8,7 @@ in the same way afterwards, with workers of its own.
 import asyncio
 import json
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -151,24 +151,22 @@ def _measure(
     return slices
 
 
-def read_summaries(files: Iterable[Path]) -> list[Summary]:
-    """What `--out` of earlier runs kept, in order.
+def read_summaries(file: Path) -> list[Summary]:
+    """What `--out` of an earlier run kept.
 
     Raises:
-        ConfigError: a file cannot be read, or was written by something else.
+        ConfigError: the file cannot be read, or was written by something else.
     """
     summaries = []
-    for file in files:
-        try:
-            rows = json.loads(file.read_text())["results"]
-            for row in rows:
-                domains = {name: Lengths(**own) for name, own in row["by_domain"].items()}
-                parsed = {"by_domain": domains, "rounds": tuple(row["rounds"])}
-                summaries.append(Summary(**{**row, **parsed}))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(
-                f"{file} holds no results of `dspark bench serve --out`: {error}"
-            ) from error
+    try:
+        for row in json.loads(file.read_text())["results"]:
+            domains = {name: Lengths(**own) for name, own in row["by_domain"].items()}
+            parsed = {"by_domain": domains, "rounds": tuple(row["rounds"])}
+            summaries.append(Summary(**{**row, **parsed}))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{file} holds no results of this version's `dspark bench serve --out`: {error}"
+        ) from error
     return summaries
 
 

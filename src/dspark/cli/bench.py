@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -149,8 +150,9 @@ def bench_report(
     from dspark.bench import frontier, serving
 
     with one_line_errors():
-        rows = serving.read_summaries(results)
-        _print_rivalries(frontier.rivalries(rows))
+        runs = [serving.read_summaries(file) for file in results]
+        rows = list(chain.from_iterable(runs))
+        _print_rivalries(list(chain.from_iterable(map(frontier.rivalries, runs))))
         _print_matched(frontier.matched(rows))
         _print_interactive(frontier.interactive(rows, interactivity))
         if pictures is not None:
@@ -172,7 +174,7 @@ def _print_rivalries(found: "Sequence[frontier.Rivalry]") -> None:
             row.planner,
             row.rival,
             f"{row.ratio:.3f}",
-            f"{row.low:.3f}",
+            "-" if row.low is None else f"{row.low:.3f}",
         )
     if found:
         Console().print(table)

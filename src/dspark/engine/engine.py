@@ -8,6 +8,7 @@ A driver runs one step as
     batch = engine.draft_batch()
     verify_batch = engine.plan(<the drafter's reply to batch> or None)
     outcome = engine.commit(<the verifier's reply to verify_batch>)
+    engine.took(<seconds>)  # may be left out
 
 `add`, `cancel`, `attach_drafter` and `use_cost` may be called at any time, also between these.
 """
@@ -201,9 +202,12 @@ class Engine:
         return StepOutcome(step.number, tuple(events), stats)
 
     def took(self, seconds: float) -> None:
-        """Say how long the step committed last took, from `begin` on, where nothing unusual held it
-        up. It helps to decide, from history, whether the steps to come draft.
+        """Say, before the next one begins, how long the step committed last took, from `begin` on,
+        where nothing unusual held it up. It helps to decide, from history, whether the steps to
+        come draft.
         """
+        if self._step is not None:
+            raise RuntimeError("took() was called with a step in flight: it is about the last one")
         if self._last is not None:
             self._drafting.took(self._last, seconds)
 

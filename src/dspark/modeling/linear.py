@@ -62,12 +62,18 @@ def linear_function(weight: Tensor, bias: Tensor | None, precision: Precision) -
     """``x @ W.T + b``. weight: [out, in], already in the precision's activation dtype."""
     if precision == "fp16w":
         return Fp16WeightLinear(weight, bias).forward
-    if precision == "bf16" and not weight.is_cuda and torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return _packed_bf16(weight, bias)
+    if precision == "bf16" and weight.device.type == "cpu" and has_packed_bf16():
+        return packed_bf16(weight, bias)
     return partial(nn.functional.linear, weight=weight, bias=bias)
 
 
-def _packed_bf16(weight: Tensor, bias: Tensor | None) -> RowFunction:
+def has_packed_bf16() -> bool:
+    """Whether this build and this CPU can do `packed_bf16`."""
+    has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return has_onednn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def packed_bf16(weight: Tensor, bias: Tensor | None) -> RowFunction:
     """A bf16 product whose weight lies as oneDNN's kernels read it, instead of being rearranged in
     every call. The two operations are those that torch's own compiler emits for a linear."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())

@@ -24,6 +24,6 @@ def reexec_with_settings() -> None:
 
 
 def allow_fast_products() -> None:
-    """Multiply fp32 matrices in bf16 with fp32 sums where the machine can (AMX, AVX-512, tensor
-    cores); weights, activations and moments stay fp32. Holds for the whole process."""
+    """Multiply fp32 matrices in bf16 with fp32 sums where the CPU can (AMX, AVX-512); weights,
+    activations and moments stay fp32. Holds for the whole process."""
     torch.set_float32_matmul_precision("medium")

@@ -109,7 +109,8 @@ def card(
             f"{sum(tokens.values()):,} response tokens that the target wrote itself, half greedy, "
             f"half at temperature 0.7 ({by_domain}); {progress.step:,} steps, "
             f"{progress.positions:,} labels, {progress.seconds / 60:.0f} minutes on "
-            f"{config.threads} CPU thread(s), fp32. Loss {config.ce_weight} CE + "
+            f"{config.threads} CPU thread(s), fp32 (products in bf16 where the CPU has "
+            f"it). Loss {config.ce_weight} CE + "
             f"{config.l1_weight} L1 + {config.confidence_weight} BCE, loss decay "
             f"{config.loss_decay or f'{config.block_size} (the block size)'}.",
             "",
@@ -137,7 +138,8 @@ def _origin(config: FitConfig) -> list[str]:
     if config.start_from is None:
         return []
     return [
-        f"The run went on from the drafter `{config.start_from}`; what follows is of this run.",
+        f"The run went on from the drafter `{Path(config.start_from).name}`; what follows is of "
+        "this run alone.",
         "",
     ]
 

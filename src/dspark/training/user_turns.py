@@ -2,6 +2,7 @@
 writes one. They are cheap chat prompts close to what the target was trained on."""
 
 import argparse
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
@@ -19,6 +20,7 @@ from dspark.training.shards import id_hash
 _SAMPLING = SamplingParams(temperature=1.0, top_p=0.95)
 _MAX_NEW_TOKENS = 112
 _PROBE = "\x00"
+_OWN_ID = re.compile(r"turn-\d+-(\d+)")
 
 
 def sample_user_turns(
@@ -42,7 +44,7 @@ def sample_user_turns(
     prefix = _user_header_ids(loaded)
     generator = BatchGenerator(loaded, batch_size, max_length, with_features=False)
     seen = {content_hash(turn.prompt) for turn in known}
-    numbers = [int(turn.id.rsplit("-", 1)[1]) for turn in known]
+    numbers = [int(own[1]) for turn in known if (own := _OWN_ID.fullmatch(turn.id))]
     answers = generator.run(_jobs(prefix, seed, 1 + max(numbers, default=-1)))
     while len(seen) < wanted:
         answer = next(answers)
@@ -88,10 +90,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="a .jsonl file; it is added to")
     given = parser.parse_args(arguments)
+    if given.out.suffix != ".jsonl":
+        parser.error(f"--out must be a .jsonl file, not {given.out}")
     torch.set_num_threads(given.threads)
-    known = load_prompts(str(given.out)) if given.out.exists() else []
+    begun = given.out.exists() and given.out.stat().st_size > 0
+    known = load_prompts(str(given.out)) if begun else []
     turns = sample_user_turns(
         given.target, given.count, given.seed, known=known, progress=to_stderr
     )

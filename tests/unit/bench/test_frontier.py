@@ -73,13 +73,15 @@ ROWS = [
 
 def test_an_adaptive_planner_is_paired_with_the_best_static_one() -> None:
     rows = [
-        summary("none", 4, 100, 25, rounds=(80.0, 120.0)),
-        summary("fixed:2", 4, 110, 28, rounds=(90.0, 130.0)),
-        summary("causal", 4, 108, 27, rounds=(99.0, 117.0)),
+        summary("none", 4, 100, 25, rounds=(80.0, 120.0, 100.0)),
+        summary("fixed:2", 4, 110, 28, rounds=(90.0, 130.0, 110.0)),
+        summary("causal", 4, 108, 27, rounds=(99.0, 117.0, 110.0)),
         summary("causal", 8, 200, 25),  # nothing to compare with
     ]
     (found,) = rivalries(rows)
     assert found == Rivalry("grpc", 4, "causal", "fixed:2", pytest.approx(1.0), pytest.approx(0.9))
+    (brief,) = rivalries([summary("none", 4, 100, 25), summary("causal", 4, 90, 25)])
+    assert (brief.ratio, brief.low) == (pytest.approx(0.9), None)  # one round is no interval
 
 
 def test_planners_are_compared_at_the_throughput_of_the_reference() -> None:
@@ -120,7 +122,7 @@ def test_results_are_read_back_reported_and_drawn(tmp_path: Path) -> None:
     rows = ROWS + thresholds
     file, pictures = tmp_path / "serving.json", tmp_path / "pictures"
     file.write_text(json.dumps({"results": [asdict(row) for row in rows]}))
-    assert read_summaries([file]) == rows
+    assert read_summaries(file) == rows
     result = CliRunner().invoke(
         app, ["bench", "report", str(file), "--pictures", str(pictures), "--interactivity", "9"]
     )
@@ -139,5 +141,5 @@ def test_there_is_no_picture_of_a_single_point(tmp_path: Path) -> None:
 def test_another_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "other.json"
     file.write_text("[]")
-    with pytest.raises(ConfigError, match="holds no results of `dspark bench serve --out`"):
-        read_summaries([file])
+    with pytest.raises(ConfigError, match="holds no results of this version"):
+        read_summaries(file)

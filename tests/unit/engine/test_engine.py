@@ -50,6 +50,8 @@ def test_calls_out_of_order_are_refused() -> None:
     running.engine.begin()
     with pytest.raises(RuntimeError):
         running.engine.begin()
+    with pytest.raises(RuntimeError):
+        running.engine.took(0.1)
     batch = running.engine.plan(None)
     with pytest.raises(RuntimeError):
         running.engine.draft_batch()

@@ -136,14 +136,20 @@ def load_calibration(folder: Path, config: DrafterConfig) -> dict[str, Scaling]:
     if not path.exists():
         return {}
     raw = read_json(path, "calibration")
-    intercepts = raw.get("intercepts", {})
     result = {}
-    for mode, temperatures in raw.get("temperatures", {}).items():
+    try:
+        shifts = dict(raw.get("intercepts", {}))
+        for mode, temperatures in raw.get("temperatures", {}).items():
+            own = shifts.pop(mode, (0.0,) * config.block_size)
+            result[mode] = Scaling(tuple(map(float, temperatures)), tuple(map(float, own)))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise DrafterError(f"{path} is no calibration: {error}") from error
+    if shifts:
+        raise DrafterError(f"{path}: {min(shifts)} has intercepts and no temperatures")
+    for mode, scaling in result.items():
         if mode not in set(VerificationMode):
             raise DrafterError(f"{path}: unknown verification mode {mode!r}")
-        shifts = intercepts.get(mode, (0.0,) * config.block_size)
-        result[mode] = Scaling(tuple(map(float, temperatures)), tuple(map(float, shifts)))
-        if not result[mode].fits(config.block_size):
+        if not scaling.fits(config.block_size):
             raise DrafterError(
                 f"{path}: {mode} needs {config.block_size} positive temperatures and, if any, as "
                 "many intercepts"

@@ -133,10 +133,16 @@ def test_calibration_is_optional_and_checked(drafter: Path, tmp_path: Path) -> N
         ({"greedy": [1, 1, 1]}, [0] * 4),
         ({"greedy": [1, 1, 1, 0]}, [0] * 4),
         ({"greedy": [1, 1, 1, 1]}, [0] * 3),
-        ({"warm": [1, 1, 1, 1]}, [0] * 4),
+        ({"warm": [1, 1, 1, 1]}, None),
+        ({}, [0] * 4),
+        ({"greedy": [1, 1, 1, None]}, None),
+        ([1, 1, 1, 1], None),
     ):
-        path.write_text(json.dumps({"temperatures": bad, "intercepts": {"greedy": shift}}))
-        with pytest.raises(DrafterError, match=r"greedy needs 4|unknown verification mode"):
+        intercepts = {} if shift is None else {"greedy": shift}
+        path.write_text(json.dumps({"temperatures": bad, "intercepts": intercepts}))
+        with pytest.raises(
+            DrafterError, match=r"greedy needs 4|unknown verification|no calibration|and no temp"
+        ):
             load_calibration(drafter, config)
 
 
