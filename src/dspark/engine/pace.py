@@ -19,6 +19,7 @@ FEWEST_PLAIN = 4  # steps of a kind before it is judged: one outlier then cannot
 FEWEST_DRAFTED = 16
 FIRST_PLAIN_EVERY = 4  # steps that draft for each that does not, until there are enough
 PLAIN_EVERY = 32  # and afterwards: costs a thirtieth of what drafting gains
+SURE, SURE_PLAIN_EVERY = 4.0, 96  # while the gain is so many standard errors above zero
 RECKON_EVERY = 8  # steps for which a gain stands; working it out takes some 0.2 ms
 
 
@@ -53,8 +54,7 @@ class Pace:
     def plain_due(self, requests: int) -> bool:
         """Whether a step that could draft should go without, to be measured."""
         load = self._at(requests)
-        few = len(load.plain.steps) < FEWEST_PLAIN
-        return load.since_plain >= (FIRST_PLAIN_EVERY if few else PLAIN_EVERY)
+        return load.since_plain >= load.plain_every
 
     def _at(self, requests: int) -> "_Load":
         return self._loads.setdefault(round(2 * log2(max(requests, 1))), _Load())
@@ -91,6 +91,13 @@ class _Load:
     now: int = 0  # steps seen at this load
     gain: Gain | None = None
     reckoned: int = 0  # when `gain` was
+
+    @property
+    def plain_every(self) -> int:
+        if len(self.plain.steps) < FEWEST_PLAIN:
+            return FIRST_PLAIN_EVERY
+        sure = self.gain is not None and self.gain.mean > SURE * self.gain.error
+        return SURE_PLAIN_EVERY if sure else PLAIN_EVERY
 
     def record(self, drafted: bool, tokens: float, seconds: float) -> None:
         self.now += 1

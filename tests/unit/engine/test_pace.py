@@ -8,6 +8,7 @@ from dspark.engine.pace import (
     FEWEST_PLAIN,
     MEMORY,
     PLAIN_EVERY,
+    SURE_PLAIN_EVERY,
     Pace,
 )
 
@@ -66,16 +67,25 @@ def test_loads_are_told_apart_but_neighbours_are_one() -> None:
     assert pace.gain(32) is None
 
 
-def test_plain_steps_come_soon_at_first_and_then_seldom() -> None:
+@pytest.mark.parametrize(
+    ("tokens", "every"),
+    [((1, 1), PLAIN_EVERY), ((1, 12), PLAIN_EVERY), ((2, 2), SURE_PLAIN_EVERY)],
+    ids=["no gain", "a gain that may be luck", "a gain beyond doubt"],
+)
+def test_plain_steps_come_soon_at_first_and_then_seldom(
+    tokens: tuple[int, int], every: int
+) -> None:
     pace, plain_steps = Pace(), []
-    for number in range(300):
+    for number in range(2 * MEMORY):
+        pace.gain(1)
         due = pace.plain_due(1)
-        pace.record(drafted=not due, requests=1, tokens=1, seconds=0.1)
+        committed = 1 if due else tokens[number % 64 == 0]
+        pace.record(drafted=not due, requests=1, tokens=committed, seconds=0.1)
         if due:
             plain_steps.append(number)
     gaps = [later - earlier for earlier, later in pairwise(plain_steps)]
     assert plain_steps[FEWEST_PLAIN - 1] < 25
-    assert set(gaps[FEWEST_PLAIN:]) == {PLAIN_EVERY + 1}
+    assert set(gaps[FEWEST_PLAIN:]) == {every + 1}
 
 
 def test_what_drafting_was_worth_is_forgotten_after_a_while() -> None:
