@@ -8,6 +8,7 @@ from dspark.core import acceptance, sampling
 from dspark.core.rng import Purpose, uniform
 from dspark.core.types import SamplingParams, SequenceKey
 from dspark.modeling.acceptance import Candidate, decide
+from tests.support.rows import GivenRows
 from tests.support.tiny import tiny_target
 from tests.support.verifier import GREEDY, greedy_draft, sampled_draft, shared_parts
 
@@ -71,7 +72,7 @@ def test_decisions_equal_the_reference_in_mixed_batches(shared) -> None:
             first += length + 1
         logits = torch.cat(blocks)
         for candidate, decision in zip(
-            candidates, decide(logits, candidates, step, shared), strict=True
+            candidates, decide(GivenRows(logits), candidates, step, shared), strict=True
         ):
             expected = numpy_decision(logits, candidate, step, shared)
             assert (decision.accepted, decision.next_token) == expected

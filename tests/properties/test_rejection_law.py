@@ -17,6 +17,7 @@ from dspark.core.types import Draft, SamplingParams, SequenceKey
 from dspark.modeling.acceptance import Candidate, decide
 from dspark.modeling.drafters.shared import SharedDraftParts
 from dspark.modeling.sampling import draw, probabilities
+from tests.support.rows import GivenRows
 from tests.support.tiny import tiny_target
 from tests.support.verifier import shared_parts
 
@@ -76,7 +77,7 @@ def two_tokens(
     candidates = [
         Candidate(row, ANCHOR, s, d) for row, s, d in zip(rows, params, drafts, strict=True)
     ]
-    first = decide(logits, candidates, 0, shared)
+    first = decide(GivenRows(logits), candidates, 0, shared)
     output = [
         [*draft.tokens[: d.accepted].tolist(), d.next_token]
         for draft, d in zip(drafts, first, strict=True)
@@ -86,7 +87,7 @@ def two_tokens(
     following = [
         Candidate(i, text[-1], s) for i, (text, s) in enumerate(zip(output, params, strict=True))
     ]
-    second = decide(bigrams[last], following, 1, shared)
+    second = decide(GivenRows(bigrams[last]), following, 1, shared)
     counts = np.zeros((VOCAB, VOCAB))
     for text, decision in zip(output, second, strict=True):
         a, b = [*text, decision.next_token][:2]

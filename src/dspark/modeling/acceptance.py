@@ -8,6 +8,8 @@ block from p. Logits, p and q are fp32; comparisons and cumulative sums fp64.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,7 +21,7 @@ from dspark.core.errors import InvalidRequestError
 from dspark.core.rng import Purpose, uniform
 from dspark.core.types import Draft, Floats, SamplingParams, VerificationMode
 from dspark.modeling.drafters.shared import SharedDraftParts
-from dspark.modeling.sampling import argmax, draw, probabilities
+from dspark.modeling.sampling import draw, probabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +56,25 @@ class Decision:
     q_gap: float = 0.0
 
 
+class TargetRows(Protocol):
+    """What the target says at a step's rows; only as much of it is computed as is asked for."""
+
+    def argmax(self, rows: Sequence[int]) -> NDArray[np.int64]:
+        """Likeliest token of each of these rows, [len(rows)]."""
+        ...
+
+    def logits(self, rows: Sequence[int]) -> Tensor:
+        """[len(rows), V] fp32."""
+        ...
+
+
 def decide(
-    logits: Tensor,
+    target: TargetRows,
     candidates: Sequence[Candidate],
     step: int,
     shared: SharedDraftParts | None,
 ) -> list[Decision]:
-    """One decision a candidate, in order. logits: [N, V] fp32, the rows the candidates name.
+    """One decision a candidate, in order. target: the rows that the candidates name.
 
     `shared` rebuilds q; it may be None where no candidate in `rejection` mode has a draft.
     """
@@ -71,21 +85,20 @@ def decide(
         is_greedy = candidate.sampling.mode is VerificationMode.GREEDY
         (greedy if is_greedy else sampled).append(index)
     if greedy:
-        best = argmax(logits)
+        best = iter(target.argmax([row for i in greedy for row in candidates[i].rows]).tolist())
         for index in greedy:
             candidate = candidates[index]
-            kept, token = acceptance.greedy(
-                candidate.drafted.tolist(), best[list(candidate.rows)].tolist()
-            )
+            own = list(islice(best, len(candidate.rows)))
+            kept, token = acceptance.greedy(candidate.drafted.tolist(), own)
             decisions[index] = Decision(kept, token)
     if sampled:
-        chosen = _rejection(logits, [candidates[i] for i in sampled], step, shared)
+        chosen = _rejection(target, [candidates[i] for i in sampled], step, shared)
         decisions.update(zip(sampled, chosen, strict=True))
     return [decisions[index] for index in range(len(candidates))]
 
 
 def _rejection(
-    logits: Tensor,
+    target: TargetRows,
     candidates: list[Candidate],
     step: int,
     shared: SharedDraftParts | None,
@@ -93,10 +106,8 @@ def _rejection(
     lengths = np.array([len(c.drafted) for c in candidates])
     if shared is None and lengths.any():
         raise InvalidRequestError("a draft cannot be verified by sampling without its drafter")
-    rows = torch.tensor([row for c in candidates for row in c.rows], device=logits.device)
-    p, _ = probabilities(
-        logits.index_select(0, rows), [c.sampling for c in candidates for _ in c.rows]
-    )
+    logits = target.logits([row for c in candidates for row in c.rows])
+    p, _ = probabilities(logits, [c.sampling for c in candidates for _ in c.rows])
     anchors = np.cumsum(lengths + 1) - lengths - 1  # row of p for each candidate's anchor
     accepted = _leading_accepts(p, candidates, lengths, anchors, step)
 

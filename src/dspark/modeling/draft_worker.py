@@ -24,7 +24,7 @@ from dspark.modeling.drafters.context import DraftContext
 from dspark.modeling.drafters.dspark import DSparkModel
 from dspark.modeling.drafters.served import ServedDrafter
 from dspark.modeling.drafters.shared import SharedDraftParts
-from dspark.modeling.linear import Precision
+from dspark.modeling.linear import Precision, linear_function
 from dspark.modeling.sampling import argmax, draw, probabilities
 
 _WIRE_BYTES = SharedDraftParts.wire_dtype.itemsize
@@ -56,6 +56,11 @@ class DraftWorker:
         calibration: Mapping[str, Scaling] | None = None,
     ) -> None:
         self._shared = SharedDraftParts.from_model(model, precision)
+        self._rough_logits = (
+            linear_function(model.head.bfloat16(), None, precision)
+            if precision == "bf16"
+            else self._shared.base_logits
+        )
         self._model = ServedDrafter(model, precision)
         self._sequences: dict[SequenceKey, _Sequence] = {}
         self.info = DrafterInfo(
@@ -140,10 +145,10 @@ class DraftWorker:
         anchors = torch.tensor([sequence.anchor for sequence in sequences])
         hidden = self._model.forward_step([sequence.context for sequence in sequences], anchors)
         # Rounded before any logit is computed, so that the verifier can rebuild the same q.
-        hidden = hidden[:, : max(row.num_draft for row in rows)].to(self._shared.wire_dtype).float()
+        hidden = hidden[:, : max(row.num_draft for row in rows)].to(self._shared.wire_dtype)
         tokens, q, cuts = self._walk(step, rows, hidden, anchors)
         previous = torch.cat((anchors[:, None], tokens[:, :-1]), dim=1)
-        confidence = self._model.confidence(hidden, previous).numpy()
+        confidence = self._model.confidence(hidden.float(), previous).numpy()
         drafts = {}
         for index, row in enumerate(rows):
             block = (index, slice(row.num_draft))
@@ -162,8 +167,11 @@ class DraftWorker:
         Returns target ids [R, K] and, meaningful on `rejection` rows, q and cuts [R, K].
         """
         count, width, _ = hidden.shape
-        base = self._shared.base_logits(hidden.flatten(0, 1)).view(count, width, -1)
         sampled = [i for i, r in enumerate(rows) if r.sampling.mode is VerificationMode.REJECTION]
+        # What is drawn the verifier has to rebuild; a greedy draft is a guess, and may be a rough
+        # one.
+        logits_of = self._shared.base_logits if sampled else self._rough_logits
+        base = logits_of(hidden.flatten(0, 1)).float().view(count, width, -1)
         sampling = [rows[i].sampling for i in sampled]
         tokens = torch.empty(count, width, dtype=torch.int64)
         q, cuts = np.zeros((2, count, width), np.float32)

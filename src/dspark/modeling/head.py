@@ -2,20 +2,26 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dspark.core.errors import TargetError
-from dspark.modeling.linear import Fp16WeightLinear, Precision
+from dspark.modeling.linear import Fp16WeightLinear, Precision, has_packed_bf16
+from dspark.modeling.sampling import argmax
+from dspark.modeling.screen import ArgmaxScreen
 
 _HEAD = "lm_head.weight"
 _TIED = "model.embed_tokens.weight"
+_SCREENED_ROWS = 6  # from so many on a screened argmax is faster than all the logits
 
 
 class LocalHead:
@@ -43,6 +49,8 @@ class LocalHead:
             if precision == "fp32"
             else Fp16WeightLinear(weight)
         )
+        screened = precision == "bf16" and weight.device.type == "cpu" and has_packed_bf16()
+        self._screen = ArgmaxScreen(weight) if screened else None
 
     @classmethod
     def from_folder(cls, folder: Path, precision: Precision) -> Self:
@@ -65,6 +73,13 @@ class LocalHead:
                 logits = torch.tanh(logits / self._soft_cap) * self._soft_cap
             return logits
 
+    def argmax(self, hidden: Tensor) -> NDArray[np.int64]:
+        """Token of the largest of ``logits(hidden)``, of equal ones the lowest, [N]."""
+        if self._screen is None or len(hidden) < _SCREENED_ROWS:
+            return argmax(self.logits(hidden))
+        with torch.inference_mode():
+            return self._screen.argmax(hidden)
+
     @property
     def digest(self) -> str:
         """SHA-256 over the fp32 weight, the scale and the soft-cap."""
@@ -73,6 +88,27 @@ class LocalHead:
             digest.update(repr((self._scale, self._soft_cap)).encode())
             self._digest = digest.hexdigest()
         return self._digest
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRows:
+    """Hidden rows [N, d] before the head: each is taken through it as far as its reader needs."""
+
+    head: LocalHead
+    hidden: Tensor
+
+    def argmax(self, rows: Sequence[int]) -> NDArray[np.int64]:
+        """Of the logits of these rows."""
+        return self.head.argmax(self._select(rows))
+
+    def logits(self, rows: Sequence[int]) -> Tensor:
+        """[len(rows), V] fp32."""
+        return self.head.logits(self._select(rows))
+
+    def _select(self, rows: Sequence[int]) -> Tensor:
+        if len(rows) == len(self.hidden):
+            return self.hidden
+        return self.hidden.index_select(0, torch.tensor(rows, device=self.hidden.device))
 
 
 def _read_weight(folder: Path, tied: bool) -> Tensor:

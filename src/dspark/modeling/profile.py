@@ -11,7 +11,6 @@ from dspark.core.types import ProfileShape
 from dspark.modeling.backbone import Backbone, PackedStep, Span
 from dspark.modeling.head import LocalHead
 from dspark.modeling.kv import BlockPool
-from dspark.modeling.sampling import argmax
 
 
 def profile_steps(
@@ -67,5 +66,5 @@ def _run(backbone: Backbone, head: LocalHead, step: PackedStep, head_rows: int) 
     started = perf_counter()
     hidden = backbone.forward(step).hidden
     if head_rows:
-        argmax(head.logits(hidden[:head_rows]))
+        head.argmax(hidden[:head_rows])
     return perf_counter() - started

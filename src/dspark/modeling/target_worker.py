@@ -20,7 +20,7 @@ from dspark.modeling.acceptance import Candidate, Decision, decide
 from dspark.modeling.backbone import Backbone
 from dspark.modeling.drafters.shared import SharedDraftParts
 from dspark.modeling.fusion import FeatureStore
-from dspark.modeling.head import LocalHead
+from dspark.modeling.head import HeadRows, LocalHead
 from dspark.modeling.kv import BlockPool
 from dspark.modeling.packing import Job, lay_out, pack, validate
 from dspark.modeling.profile import profile_steps
@@ -160,7 +160,7 @@ class TargetWorker:
                 anchor, sampling = job.sequence.tokens[-1], job.sequence.sampling
                 candidates.append(Candidate(first, anchor, sampling, job.draft))
                 first += len(job.head_rows)
-        decided = iter(decide(self._head.logits(hidden), candidates, step, self._shared))
+        decided = iter(decide(HeadRows(self._head, hidden), candidates, step, self._shared))
         return [next(decided) if job.commits else None for job in jobs]
 
     def _keep_features(

@@ -8,6 +8,7 @@ from dspark.core.errors import InvalidRequestError
 from dspark.core.types import SamplingParams, SequenceKey
 from dspark.modeling.acceptance import Candidate, decide
 from dspark.modeling.drafters.shared import SharedDraftParts
+from tests.support.rows import GivenRows
 from tests.support.tiny import tiny_target
 from tests.support.verifier import GREEDY, greedy_draft, sampled_draft, shared_parts
 
@@ -31,7 +32,9 @@ def peaks(tokens: list[int]) -> torch.Tensor:
 )
 def test_greedy_keeps_up_to_the_first_mismatch(drafted, accepted, next_token) -> None:
     logits = peaks([3, 1, 4, 7])[: len(drafted) + 1]
-    [decision] = decide(logits, [Candidate(0, 5, GREEDY, greedy_draft(KEY, drafted))], 0, None)
+    [decision] = decide(
+        GivenRows(logits), [Candidate(0, 5, GREEDY, greedy_draft(KEY, drafted))], 0, None
+    )
     assert (decision.accepted, decision.next_token) == (accepted, next_token)
 
 
@@ -40,7 +43,9 @@ def test_rejected_where_the_target_gives_no_mass(shared) -> None:
     sampling = SamplingParams(temperature=1.0, nonce=4)
     draft = sampled_draft(shared, KEY, 5, 3, sampling, step=2)
     certain = [(int(token) + 1) % VOCAB for token in draft.tokens]
-    [decision] = decide(peaks([*certain, 0]) * 10, [Candidate(0, 5, sampling, draft)], 2, shared)
+    [decision] = decide(
+        GivenRows(peaks([*certain, 0]) * 10), [Candidate(0, 5, sampling, draft)], 2, shared
+    )
     assert (decision.accepted, decision.next_token) == (0, certain[0])
     assert decision.q_gap < 1e-6
 
@@ -53,7 +58,7 @@ def test_where_p_equals_q_everything_is_kept(shared) -> None:
         previous = torch.tensor([5, *draft.tokens[:-1].tolist()])
         logits = shared.base_logits(hidden) + shared.bias(previous)
         logits = torch.cat((logits, peaks([6])))
-        [decision] = decide(logits, [Candidate(0, 5, sampling, draft)], step, shared)
+        [decision] = decide(GivenRows(logits), [Candidate(0, 5, sampling, draft)], step, shared)
         assert decision.accepted == 3
 
 
@@ -64,7 +69,7 @@ def test_an_empty_residual_falls_back_to_the_target(shared) -> None:
     lying = replace(draft, q=np.float32([1e9]))
     logits = shared.base_logits(shared.unpack(draft.hidden)) + shared.bias(torch.tensor([5]))
     logits = torch.cat((logits, logits))
-    [decision] = decide(logits, [Candidate(0, 5, sampling, lying)], 0, shared)
+    [decision] = decide(GivenRows(logits), [Candidate(0, 5, sampling, lying)], 0, shared)
     assert decision.accepted == 0
     assert 0 <= decision.next_token < VOCAB
     assert decision.q_gap > 1e8
@@ -74,6 +79,6 @@ def test_a_sampled_draft_needs_the_drafters_parts(shared) -> None:
     sampling = SamplingParams(temperature=1.0)
     draft = sampled_draft(shared, KEY, 5, 1, sampling, step=0)
     with pytest.raises(InvalidRequestError, match="without its drafter"):
-        decide(peaks([1, 2]), [Candidate(0, 5, sampling, draft)], 0, None)
-    [decision] = decide(peaks([1]) * 10, [Candidate(0, 5, sampling)], 0, None)
+        decide(GivenRows(peaks([1, 2])), [Candidate(0, 5, sampling, draft)], 0, None)
+    [decision] = decide(GivenRows(peaks([1]) * 10), [Candidate(0, 5, sampling)], 0, None)
     assert (decision.accepted, decision.next_token) == (0, 1)
