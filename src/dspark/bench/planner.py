@@ -71,7 +71,7 @@ def _measure(planner: Planner, requests: int, block_size: int, repeats: int) -> 
         planner=planner.name,
         requests=requests,
         block_size=block_size,
-        outlook_ms=_median_ms(lambda: planner.outlook(history, load, COST), repeats),
+        outlook_ms=_median_ms(lambda: planner.outlook(history, load, COST).throughput, repeats),
         plan_ms=_median_ms(lambda: planner.plan(current, planned, COST), repeats),
         determined_ms=_median_ms(lambda: planner.plan(searched, determined, COST), repeats),
         verified_length=1.0 + float(planner.plan(current, planned, COST).mean()),

@@ -78,10 +78,10 @@ class DraftGate:
             return Allowance(0, 0)
         known = history.scores() if len(history) >= MIN_BLOCKS else NOTHING_KNOWN
         outlook = self._planner.outlook(known, load, self._cost)
-        if outlook.throughput is not None:
+        if outlook.expect is not None:
             gain, basis = self._pace.gain(load.requests), "measured"
             if gain is None:
-                expected = outlook.throughput / plain_throughput(load, self._cost) - 1.0
+                expected = outlook.expect() / plain_throughput(load, self._cost) - 1.0
                 gain, basis = Gain(expected, error=0.0), "expected"
             self.status = self._judge(gain, f"{basis} for {load.requests} requests")
             if self.status.state is GateState.DRAFTING and self._pace.plain_due(load.requests):

@@ -25,12 +25,16 @@ class CapacityPlanner:
         """Of equally good K the smallest; with nothing known, a token for each drafting request."""
         if len(scores.survival) == 0:
             return Outlook(load.capacity if load.determined else min(load.drafting, load.capacity))
-        steps = rehearsal(scores, load, cost)
         if load.determined:  # `plan` will search each step anew
-            return Outlook(load.capacity, steps.throughput(steps.best()))
-        mean = steps.mean()
+
+            def expect() -> float:
+                steps = rehearsal(scores, load, cost)
+                return steps.throughput(steps.best())
+
+            return Outlook(load.capacity, expect)
+        mean = rehearsal(scores, load, cost).mean()
         best = mean.best()
-        return Outlook(int(best[0]), mean.throughput(best))
+        return Outlook(int(best[0]), lambda: mean.throughput(best))
 
     def plan(self, scores: CurrentScores, load: StepLoad, cost: StepCost) -> Lengths:
         values = token_values(scores, load)

@@ -24,8 +24,12 @@ class CausalPlanner:
         """Where the walk stops at a bump of the cost curve, no gain is expected behind it."""
         if len(scores.survival) == 0:
             return Outlook(load.capacity)
-        steps = rehearsal(scores, load, cost)
-        return Outlook(load.capacity, steps.throughput(steps.first_decline()))
+
+        def expect() -> float:
+            steps = rehearsal(scores, load, cost)
+            return steps.throughput(steps.first_decline())
+
+        return Outlook(load.capacity, expect)
 
     def plan(self, scores: CurrentScores, load: StepLoad, cost: StepCost) -> Lengths:
         values = token_values(scores, load)

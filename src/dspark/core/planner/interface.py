@@ -1,5 +1,6 @@
 """What a planner is asked, and what it is told."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -49,9 +50,14 @@ class Outlook:
     """What a planner makes of a step before it drafts."""
 
     capacity: int  # K: most draft tokens the step is to verify, at most `load.capacity`
-    throughput: float | None = None
-    """Expected tokens per second of the step if it pays for a draft, whatever is then verified; may
-    be below `plain_throughput`. None: no judgement, draft in any case."""
+    expect: Callable[[], float] | None = None
+    """Works out `throughput`, which a step that was measured can do without."""
+
+    @property
+    def throughput(self) -> float | None:
+        """Expected tokens per second of the step if it pays for a draft, whatever is then verified;
+        may be below `plain_throughput`. None: no judgement, draft in any case."""
+        return None if self.expect is None else self.expect()
 
 
 class Planner(Protocol):
