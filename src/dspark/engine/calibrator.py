@@ -59,7 +59,8 @@ class Calibrator:
         confidences = np.zeros_like(logits)
         for mode, online in self._online.items():
             rows = _rows(modes, mode)
-            confidences[rows] = online.confidences(logits[rows])
+            if rows.any():
+                confidences[rows] = online.confidences(logits[rows])
         return confidences
 
     def record(
