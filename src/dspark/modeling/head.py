@@ -106,7 +106,7 @@ class HeadRows:
         return self.head.logits(self._select(rows))
 
     def _select(self, rows: Sequence[int]) -> Tensor:
-        if len(rows) == len(self.hidden):
+        if list(rows) == list(range(len(self.hidden))):
             return self.hidden
         return self.hidden.index_select(0, torch.tensor(rows, device=self.hidden.device))
 
