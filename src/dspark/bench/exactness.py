@@ -10,9 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
-
-from dspark.bench.load import Answer, closed_loop
+from dspark.bench.load import Answer, api, closed_loop
 from dspark.bench.system import running_system
 from dspark.data import Prompt
 from dspark.ops.settings import Settings
@@ -96,8 +94,7 @@ async def _answers(
 
 async def _churn(url: str, prompts: Sequence[Prompt]) -> None:
     """Open a request, read a little of it, hang up; again and again, sampled ones among them."""
-    async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False) as client:
-        model = (await client.get("/v1/models")).json()["data"][0]["id"]
+    async with api(url) as (client, model):
         number = 0
         while True:
             body = {

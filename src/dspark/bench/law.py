@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from dspark.bench.load import api
 from dspark.bench.system import running_system
 from dspark.core.errors import ConfigError, DSparkError
 from dspark.core.sampling import transform
@@ -121,8 +122,7 @@ async def _draw(url: str, prompt: str, draws: int) -> tuple[Counter[tuple[int, .
     counts: Counter[tuple[int, ...]] = Counter()
     accepted = 0
     waiting = [_CHOICES] * (draws // _CHOICES) + [draws % _CHOICES] * bool(draws % _CHOICES)
-    async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False) as client:
-        model = (await client.get("/v1/models")).json()["data"][0]["id"]
+    async with api(url) as (client, model):
 
         async def one_client() -> None:
             nonlocal accepted

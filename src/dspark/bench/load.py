@@ -3,7 +3,8 @@
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import httpx
@@ -53,6 +54,13 @@ class Load:
         return sum(answer.tokens for answer in self.answers) / self.seconds
 
 
+@asynccontextmanager
+async def api(url: str) -> AsyncIterator[tuple[httpx.AsyncClient, str]]:
+    """A client of a scheduler, and the id of the model it serves."""
+    async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False) as client:
+        yield client, (await client.get("/v1/models")).json()["data"][0]["id"]
+
+
 async def closed_loop(
     url: str,
     prompts: Sequence[Prompt],
@@ -68,8 +76,7 @@ async def closed_loop(
     """
     waiting = list(enumerate(prompts))[::-1]
     answers: dict[int, Answer] = {}
-    async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False) as client:
-        model = (await client.get("/v1/models")).json()["data"][0]["id"]
+    async with api(url) as (client, model):
 
         async def one_client() -> None:
             while waiting:

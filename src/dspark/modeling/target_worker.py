@@ -149,17 +149,13 @@ class TargetWorker:
 
     def _decide(self, jobs: list[Job], hidden: Tensor, step: int) -> list[Decision | None]:
         """The head and the acceptance rule, on the rows of the jobs that commit."""
-        rows = [row for job in jobs for row in job.head_rows]
-        if not rows:
-            return [None] * len(jobs)
-        if len(rows) < len(hidden):
-            hidden = hidden.index_select(0, torch.tensor(rows, device=hidden.device))
-        candidates, first = [], 0
-        for job in jobs:
-            if job.commits:
-                anchor, sampling = job.sequence.tokens[-1], job.sequence.sampling
-                candidates.append(Candidate(first, anchor, sampling, job.draft))
-                first += len(job.head_rows)
+        candidates = [
+            Candidate(
+                job.head_rows.start, job.sequence.tokens[-1], job.sequence.sampling, job.draft
+            )
+            for job in jobs
+            if job.commits
+        ]
         decided = iter(decide(HeadRows(self._head, hidden), candidates, step, self._shared))
         return [next(decided) if job.commits else None for job in jobs]
 

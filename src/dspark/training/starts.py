@@ -1,8 +1,9 @@
-"""Where training starts: weights copied from the target, and a bigram table for the Markov head.
+"""Where training starts: from a drafter, or from weights copied from the target and a bigram table
+for the Markov head.
 
-Both change only the starting point. An *aligned start* gives the draft layers the target's last
-layers and features they know (copying the layers without aligning the features is worse than a
-random start); a *bigram start* gives the Markov head what counting can teach it.
+The latter two change only the starting point. An *aligned start* gives the draft layers the
+target's last layers and features they know (copying the layers without aligning the features is
+worse than a random start); a *bigram start* gives the Markov head what counting can teach it.
 """
 
 import json
