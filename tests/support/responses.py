@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from dspark.training.shards import CachedSequence, SequenceInfo, ShardWriter
+from dspark.training.shards import CachedSequence, SequenceInfo, ShardWriter, Split
 
 PROMPT_TOKENS = 6
 RESPONSE_TOKENS = 20
@@ -39,7 +39,7 @@ def write_responses(
             id=f"prompt-{number}",
             domain="math" if number % 3 else "code",
             temperature=0.7 if number % 2 else 0.0,
-            split="heldout" if number % 8 in (0, 1) else "train",
+            split=Split.HELD_OUT if number % 8 in (0, 1) else Split.TRAIN,
             finish="length",
         )
         taps = torch.cat([states[layer + 1][0] for layer in tap_layers], dim=-1)

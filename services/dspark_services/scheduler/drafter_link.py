@@ -87,6 +87,7 @@ class DrafterLink:
                 if str(error) != refusal:
                     refusal = str(error)
                     log.warning("decoding without drafts: %s", refusal)
+            self._engine.attach_drafter(None)  # nor is one being timed any more
             await asyncio.sleep(delay)
             delay = min(2 * delay, LONGEST_RETRY_SECONDS)
         self.ready = True
@@ -99,6 +100,7 @@ class DrafterLink:
         check_drafter_fits(info, self._target())
         cost = self._engine.cost
         if self._time_drafter is not None and cost is not None:
+            self._engine.profiling_drafter()
             cost = await self._time_drafter(cost, info, self._turn)
             self._time_drafter = None
             self._on_cost(cost)

@@ -163,9 +163,11 @@ class Driver:
         try:
             while True:
                 async with self._turn:
+                    clock = Stopwatch()
                     start = self._engine.begin()
+                    clock.lap("plan")
                     if start is not None:
-                        await self._step(start)
+                        await self._step(start, clock)
                 if start is None:
                     self._wake.clear()
                     await self._settle()
@@ -176,8 +178,7 @@ class Driver:
             if self._link is not None:
                 self._link.close()
 
-    async def _step(self, start: StepStart) -> None:
-        clock = Stopwatch()
+    async def _step(self, start: StepStart, clock: Stopwatch) -> None:
         await self._fetch_features(start)
         clock.lap("fetch")
         drafts_wanted = self._engine.draft_batch()

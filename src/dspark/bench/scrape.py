@@ -13,6 +13,7 @@ class StepTotals:
     """What a scheduler's steps did between two scrapes."""
 
     steps: float
+    step_seconds: float  # of all of them
     part_seconds: dict[str, float]  # draft, plan, verify, wire, commit
     batch_tokens: float
     proposed: float
@@ -53,6 +54,7 @@ def step_totals(before: Samples, after: Samples) -> StepTotals:
 
     return StepTotals(
         steps=rise("dspark_step_seconds_count"),
+        step_seconds=rise("dspark_step_seconds_sum"),
         part_seconds={
             part: rise("dspark_step_part_seconds_sum", part)
             for part in ("draft", "plan", "verify", "wire", "commit")

@@ -24,6 +24,7 @@ from dspark.data import Prompt
 from dspark.ops.settings import Settings, Transport
 
 BASELINE = "none"
+FEWEST_PROMPTS = 12  # of a round: a few of each domain, however few the clients
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class ServeOptions:
     concurrencies: tuple[int, ...] = (1, 16)
     planners: tuple[str, ...] = (BASELINE, "causal")
     rounds: int = 3
-    prompts_per_client: int = 3  # in a round; a lone client gets as many of each domain
+    prompts_per_client: int = 3  # in a round
     max_tokens: int = 128
     temperature: float = 0.0
 
@@ -85,9 +86,9 @@ class Summary:
     verified_length: float  # 1 + admitted, mean over decoding rows
     accepted_length: float  # 1 + accepted, mean over decoding rows
     trimmed_share: float  # of the proposed tokens
-    step_ms: float  # wall milliseconds of a step, at its mean batch
+    step_ms: float  # milliseconds of a step, at its mean batch
     batch_tokens: float
-    overhead: float  # share of the wall time spent outside the two model passes
+    overhead: float  # share of a step spent outside the two model passes
     part_ms: dict[str, float]  # milliseconds of a step by part
 
 
@@ -198,9 +199,8 @@ class _Dealer:
         self._next = 0
 
     def deal(self, concurrency: int, per_client: int) -> list[Prompt]:
-        """Prompts for one round: a few for each client, and never less than a fair mix."""
-        domains = len({prompt.domain for prompt in self._prompts})
-        count = max(concurrency, domains) * per_client
+        """Prompts for one round."""
+        count = max(concurrency * per_client, FEWEST_PROMPTS)
         hand = [self._prompts[(self._next + i) % len(self._prompts)] for i in range(count)]
         self._next += count
         return hand
@@ -235,9 +235,10 @@ def _summarise(
         verified_length=1 + sum(s.totals.admitted for s in own) / rows,
         accepted_length=1 + sum(s.totals.accepted for s in own) / rows,
         trimmed_share=sum(s.totals.trimmed for s in own) / max(proposed, 1),
-        step_ms=1e3 * seconds / steps,
+        step_ms=1e3 * sum(s.totals.step_seconds for s in own) / steps,
         batch_tokens=sum(s.totals.batch_tokens * s.totals.steps for s in own) / steps,
-        overhead=1 - sum(s.totals.model_seconds for s in own) / seconds,
+        overhead=1
+        - sum(s.totals.model_seconds for s in own) / sum(s.totals.step_seconds for s in own),
         part_ms={
             part: 1e3 * sum(s.totals.part_seconds[part] for s in own) / steps
             for part in own[0].totals.part_seconds

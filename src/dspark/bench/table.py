@@ -14,7 +14,7 @@ from dspark.ops.settings import Settings
 from dspark.training.generation import chat_ids
 from dspark.training.held_out import Score, evaluate, table_drafter
 from dspark.training.ngram_table import NgramTable
-from dspark.training.shards import CachedSequence, ResponseCache, SequenceInfo
+from dspark.training.shards import CachedSequence, ResponseCache, SequenceInfo, Split
 from dspark.training.starts import responses
 
 
@@ -29,7 +29,7 @@ def table_scores(
     """
     target = resolve_target(settings.target, settings.cache_dir)
     block_size = load_config(resolve_drafter(settings.drafter), target).block_size
-    table = NgramTable.fit(responses(ResponseCache(training_data, split="train")))
+    table = NgramTable.fit(responses(ResponseCache(training_data, split=Split.TRAIN)))
     tokenizer = AutoTokenizer.from_pretrained(target)
     sequences = (_sequence(answer, tokenizer) for answer in answers)
     return evaluate(sequences, table_drafter(table, block_size), block_size)
@@ -41,5 +41,5 @@ def _sequence(answer: Answer, tokenizer: Any) -> CachedSequence:
     ids = torch.tensor([*prompt_ids, *answer.token_ids], dtype=torch.int32)
     mask = (torch.arange(len(ids)) >= len(prompt_ids)).to(torch.uint8)
     nothing = torch.empty(len(ids), 0, dtype=torch.bfloat16)
-    info = SequenceInfo(answer.prompt.id, answer.prompt.domain, 0.0, "heldout", "length")
+    info = SequenceInfo(answer.prompt.id, answer.prompt.domain, 0.0, Split.HELD_OUT, "length")
     return CachedSequence(info, ids, mask, nothing, nothing, torch.zeros(len(ids)))

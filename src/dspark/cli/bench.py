@@ -41,6 +41,9 @@ def bench_serve(
         list[str], typer.Option("--transport", help="grpc or inproc; repeatable")
     ] = ["grpc"],  # noqa: B006
     rounds: Annotated[int, typer.Option(min=1, help="turns of every planner")] = 3,
+    per_client: Annotated[
+        int, typer.Option(min=1, help="prompts of each client in a turn; 12 in all at least")
+    ] = 3,
     max_tokens: MaxTokens = 128,
     temperature: Annotated[float, typer.Option(help="0: greedy")] = 0.0,
     ngram_data: Annotated[
@@ -60,6 +63,7 @@ def bench_serve(
             concurrencies=tuple(concurrencies),
             planners=tuple(planners),
             rounds=rounds,
+            prompts_per_client=per_client,
             max_tokens=max_tokens,
             temperature=temperature,
         )

@@ -87,6 +87,10 @@ class Drafting:
         else:
             self._gate.open()
 
+    def profiling(self) -> None:
+        """See `Engine.profiling_drafter`."""
+        self._gate.close("the drafter is being timed", GateState.PROFILING)
+
     def use_cost(self, cost: StepCost) -> None:
         """See `Engine.use_cost`."""
         self._gate.use_cost(cost)
@@ -125,7 +129,7 @@ class Drafting:
         for row in able[allowance.rows :]:
             row.max_draft = 0
         step.capacity = allowance.capacity
-        if allowance.rows and self._gate.status.state is GateState.DRAFTING:
+        if allowance.rows and self._gate.status.state.pays:
             self._shadow(step.number, able, room)
         return tuple(
             FeatureFetch(row.sequence.key, context.wanted_start, row.sequence.computed_len)
@@ -201,6 +205,10 @@ class Drafting:
         )
         scores = CurrentScores(np.cumprod(confidences, axis=1, dtype=np.float64))
         return DeterminedScores.of(scores, step.modes) if step.determined else scores
+
+    def planned(self, step: Step) -> None:
+        """The plan of a step that drafted is made."""
+        self._gate.planned(trimmed=any(row.planned < row.proposed for row in step.committing))
 
     def record(self, step: Step) -> None:
         """Remember how the judged drafts turned out."""

@@ -86,6 +86,10 @@ class Engine:
         """
         self._drafting.attach(info, calibrator, self._running.values())
 
+    def profiling_drafter(self) -> None:
+        """Say, until one is attached, that a drafter was met and is being timed."""
+        self._drafting.profiling()
+
     def use_cost(self, cost: StepCost) -> None:
         """Plan with another cost surface from the next step on."""
         self._cost = cost
@@ -240,6 +244,7 @@ class Engine:
             lengths = self._planner.plan(step.scores, load, step.cost)
             for row, length in zip(committing, lengths.tolist(), strict=True):
                 row.planned = length
+            self._drafting.planned(step)
         admitted = sum(row.admitted for row in committing)
         step.head_rows, step.context_tokens = load.requests + admitted, load.context_tokens
         if step.cost is not None:

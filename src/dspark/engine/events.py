@@ -56,11 +56,18 @@ class SequenceEvent:
 
 class GateState(StrEnum):
     OFF = "off"  # no drafter attached, or the planner never drafts
+    PROFILING = "profiling"  # a drafter was met and is being timed
     NO_DATA = "no-data"  # no cost profile: nothing can be judged, so nothing is drafted
     WARMING_UP = "warming-up"  # drafts, to collect the first observations
-    DRAFTING = "drafting"
+    VERIFY_ALL = "verify-all"  # drafts, and the last plan had all of it verified
+    TRIMMING = "trimming"  # drafts, and the last plan left some of it out
     PARKED = "parked"  # speculation does not pay: not even drafted
     PROBING = "probing"  # parked, but this step drafts to see whether that still holds
+
+    @property
+    def pays(self) -> bool:
+        """Whether the gate holds drafting for worth it."""
+        return self in (GateState.VERIFY_ALL, GateState.TRIMMING)
 
 
 @dataclass(frozen=True, slots=True)

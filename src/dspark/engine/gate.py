@@ -5,7 +5,7 @@ batch, a drafter that is seldom right) the gate parks it, and looks again every 
 sees only earlier steps and committed state, it cannot bias the output.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -43,12 +43,13 @@ class DraftGate:
         self._cost = cost
         self._parked_steps = 0
         self._pace = Pace()
+        self._trims = False  # the last plan
         self.status = GateStatus(GateState.OFF, "no drafter attached")
 
     @property
     def likely_to_draft(self) -> bool:
         """Whether the next step drafts unless something changes."""
-        return self.status.state in (GateState.WARMING_UP, GateState.DRAFTING)
+        return self.status.state.pays or self.status.state is GateState.WARMING_UP
 
     def open(self) -> None:
         """There is a drafter: judge from now on."""
@@ -63,14 +64,19 @@ class DraftGate:
     def use_cost(self, cost: StepCost) -> None:
         """Judge by another cost surface from now on."""
         self._cost = cost
-        if self.status.state is GateState.NO_DATA or (
-            self.status.state is not GateState.OFF and cost.missing
-        ):
+        closed = self.status.state in (GateState.OFF, GateState.PROFILING)
+        if self.status.state is GateState.NO_DATA or (not closed and cost.missing):
             self.open()
 
-    def close(self, reason: str) -> None:
+    def close(self, reason: str, state: GateState = GateState.OFF) -> None:
         """There is nothing to decide until `open` is called."""
-        self.status = GateStatus(GateState.OFF, reason)
+        self.status = GateStatus(state, reason)
+
+    def planned(self, *, trimmed: bool) -> None:
+        """The drafts of a step were planned, and some of their tokens left out, or none."""
+        self._trims = trimmed
+        if self.status.state.pays:
+            self.status = replace(self.status, state=self._drafting)
 
     def decide(self, history: History, load: StepLoad) -> Allowance:
         """For a step with this load, whose `caps` are what its rows could draft."""
@@ -84,13 +90,13 @@ class DraftGate:
                 expected = outlook.expect() / plain_throughput(load, self._cost) - 1.0
                 gain, basis = Gain(expected, error=0.0), "expected"
             self.status = self._judge(gain, f"{basis} for {load.requests} requests")
-            if self.status.state is GateState.DRAFTING and self._pace.plain_due(load.requests):
+            if self.status.state.pays and self._pace.plain_due(load.requests):
                 return Allowance(0, 0)
         elif len(history) < MIN_BLOCKS:
             observed = f"{len(history)} of {MIN_BLOCKS} blocks observed"
             self.status = GateStatus(GateState.WARMING_UP, observed)
         else:
-            self.status = GateStatus(GateState.DRAFTING, f"{self._planner.name} always drafts")
+            self.status = GateStatus(self._drafting, f"{self._planner.name} always drafts")
         if self.status.state is GateState.PARKED:
             return Allowance(0, 0)
         if self.status.state is GateState.PROBING:  # history says 0; what it is worth now is asked
@@ -103,12 +109,16 @@ class DraftGate:
         if self.status.state is not GateState.PROBING or requests == 1:  # else it drafts less
             self._pace.record(drafted=drafted, requests=requests, tokens=tokens, seconds=seconds)
 
+    @property
+    def _drafting(self) -> GateState:
+        return GateState.TRIMMING if self._trims else GateState.VERIFY_ALL
+
     def _judge(self, gain: Gain, basis: str) -> GateStatus:
         parked = self.status.state in (GateState.PARKED, GateState.PROBING)
         reason = f"{gain.mean:+.1%} {basis}"
         if gain.mean >= (RESUME_GAIN if parked else -DOUBT * gain.error):
             self._parked_steps = 0
-            return GateStatus(GateState.DRAFTING, reason, gain.mean)
+            return GateStatus(self._drafting, reason, gain.mean)
         self._parked_steps += 1
         state = GateState.PARKED if self._parked_steps % (PROBE_EVERY + 1) else GateState.PROBING
         return GateStatus(state, reason, gain.mean)

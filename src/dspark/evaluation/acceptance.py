@@ -14,7 +14,7 @@ from dspark.modeling.drafters.checkpoint import load_drafter
 from dspark.modeling.targets import Progress, resolve_target, silent
 from dspark.training.held_out import Score, draft_greedily, evaluate, table_drafter
 from dspark.training.ngram_table import NgramTable
-from dspark.training.shards import ResponseCache
+from dspark.training.shards import ResponseCache, Split
 from dspark.training.starts import responses as responses_of
 
 
@@ -64,6 +64,6 @@ def measure(
 
     table = None
     if training_data is not None:
-        counted = NgramTable.fit(responses_of(ResponseCache(training_data, split="train")))
+        counted = NgramTable.fit(responses_of(ResponseCache(training_data, split=Split.TRAIN)))
         table = evaluate(greedy, table_drafter(counted, size), size)
     return Acceptance(score(markov=True), score(markov=False), table)

@@ -8,7 +8,8 @@ responses:
 - ``rejection`` (temperature 1): sampled responses; along the response the expected acceptance
   ``sum(min(p, q))`` of each position is known, and whether it was accepted is *drawn* from it.
 
-Rounds are those that decoding would meet. Every other response is fitted, the rest is scored.
+Rounds are those that decoding would meet. What is written is fitted on all of them; to score the
+method, the responses are dealt out in two halves, and each is scored with what the other one gave.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from rich.console import Console
 
 from dspark.core.calibration import apply, fit_sts
 from dspark.core.errors import DSparkError
-from dspark.core.reliability import ece
+from dspark.core.reliability import by_position
 from dspark.core.types import Scaling, VerificationMode
 from dspark.modeling.drafters.checkpoint import CALIBRATION, load_drafter
 from dspark.modeling.drafters.dspark import DSparkModel
@@ -36,7 +37,7 @@ from dspark.training.dataset import Blocks
 from dspark.training.environment import reexec_with_settings
 from dspark.training.held_out import BLOCKS_AT_ONCE, draft_greedily, greedy_accepted, walk
 from dspark.training.loop import TeacherForcing
-from dspark.training.shards import CachedSequence, ResponseCache
+from dspark.training.shards import CachedSequence, ResponseCache, Split
 
 Ints = NDArray[np.int64]
 
@@ -67,22 +68,34 @@ class Judged:
 
 
 def calibrate(model: DSparkModel, cache: ResponseCache, seed: int = 0) -> dict[str, Any]:
-    """Contents of calibration.json: scalings by mode, and what they were fitted and scored on.
+    """Contents of calibration.json: scalings by mode, and how good such a fit is.
 
-    ECE is that of the survival through each position, on the responses left out of the fit.
+    ECE is that of the survival through each position, on responses that the fit did not see; the
+    floor is what a perfect model would measure on as many.
     """
-    names = ("temperatures", "intercepts", "ece_before", "ece_after", "blocks")
+    names = ("temperatures", "intercepts", "ece_before", "ece_after", "ece_floor", "blocks")
     result: dict[str, Any] = {name: {} for name in names}
     for mode, parts in judge(model, cache, seed).items():
         if len(parts) < 2:
             continue
-        fitted, scored = Judged.joined(parts[0::2]), Judged.joined(parts[1::2])
-        scaling, unscaled = fit(fitted), Scaling.none(model.config.block_size)
+        halves = Judged.joined(parts[0::2]), Judged.joined(parts[1::2])
+        everything = Judged.joined(halves)
+        unscaled = np.concatenate(
+            [half.survival(Scaling.none(model.config.block_size)) for half in halves]
+        )
+        crossed = np.concatenate(
+            [own.survival(fit(other)) for own, other in (halves, halves[::-1])]
+        )
+        scaling = fit(everything)
+        before, after = (
+            by_position(p, everything.accepted, everything.judged) for p in (unscaled, crossed)
+        )
         result["temperatures"][mode.value] = scaling.temperatures
         result["intercepts"][mode.value] = scaling.intercepts
-        result["ece_before"][mode.value] = survival_ece(scored, unscaled)
-        result["ece_after"][mode.value] = survival_ece(scored, scaling)
-        result["blocks"][mode.value] = len(fitted.accepted)
+        result["ece_before"][mode.value] = [scores.ece for scores in before]
+        result["ece_after"][mode.value] = [scores.ece for scores in after]
+        result["ece_floor"][mode.value] = [scores.ece_floor for scores in after]
+        result["blocks"][mode.value] = len(everything.accepted)
     return result
 
 
@@ -119,16 +132,6 @@ def fit(judged: Judged) -> Scaling:
     fitted = fit_sts(judged.confidence_logits[:, :depth], judged.accepted, judged.judged)
     rest = Scaling.none(block_size - depth)
     return Scaling(fitted.temperatures + rest.temperatures, fitted.intercepts + rest.intercepts)
-
-
-def survival_ece(judged: Judged, scaling: Scaling) -> list[float]:
-    """[block_size] ECE of the survival through each position, over the blocks judged there."""
-    survival = judged.survival(scaling)
-    errors = []
-    for k in range(survival.shape[1]):
-        seen = judged.judged > k
-        errors.append(ece(survival[seen, k], judged.accepted[seen] > k))
-    return errors
 
 
 def _greedy(model: DSparkModel, sequence: CachedSequence, positions: Ints) -> Judged:
@@ -173,7 +176,7 @@ def main() -> int:
     try:
         target = resolve_target(arguments.target)
         model = load_drafter(arguments.drafter, target)
-        cache = ResponseCache(arguments.data, split="heldout")
+        cache = ResponseCache(arguments.data, split=Split.HELD_OUT)
         result = calibrate(model, cache)
     except DSparkError as error:
         console.print(f"error: {error}", style="red", soft_wrap=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dspark.core.errors import ConfigError
 from dspark.training import anchors
-from dspark.training.shards import CachedSequence, ResponseCache
+from dspark.training.shards import CachedSequence, ResponseCache, Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class TrainingData:
         return index
 
     def _open(self) -> None:
-        self._cache = ResponseCache(self._folder, split="train")
+        self._cache = ResponseCache(self._folder, split=Split.TRAIN)
         size = self.position.size or len(self._cache)
         if not 0 < size <= len(self._cache):
             raise ConfigError(

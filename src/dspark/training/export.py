@@ -21,7 +21,7 @@ from dspark.training.environment import reexec_with_settings
 from dspark.training.held_out import Score, draft_greedily, evaluate, table_drafter
 from dspark.training.ngram_table import NgramTable
 from dspark.training.run_log import read_log
-from dspark.training.shards import ResponseCache
+from dspark.training.shards import ResponseCache, Split
 from dspark.training.starts import responses
 from dspark.training.state import Checkpoint, RunProgress
 
@@ -63,8 +63,8 @@ def export(run: Path, out: Path) -> HeldOut:
 def score(model: DSparkModel, data: Path) -> HeldOut:
     """Accepted lengths on the held-out responses of ``data``, the 4-gram table's beside them."""
     size = model.config.block_size
-    held_out = ResponseCache(data, split="heldout")
-    table = NgramTable.fit(responses(ResponseCache(data, split="train")))
+    held_out = ResponseCache(data, split=Split.HELD_OUT)
+    table = NgramTable.fit(responses(ResponseCache(data, split=Split.TRAIN)))
     return HeldOut(
         drafter=evaluate(held_out, lambda s, p: draft_greedily(model, s, p).tokens, size),
         table=evaluate(held_out, table_drafter(table, size), size),
@@ -75,7 +75,7 @@ def card(
     config: FitConfig, progress: RunProgress, run: Path, scores: HeldOut, weight_bytes: int
 ) -> str:
     """The model card, in Markdown."""
-    cache = ResponseCache(Path(config.data), split="train")
+    cache = ResponseCache(Path(config.data), split=Split.TRAIN)
     tokens: Counter[str] = Counter()
     for sequence in cache:
         tokens[sequence.info.domain] += int(sequence.loss_mask.sum())

@@ -25,7 +25,7 @@ from dspark.training.dataset import TrainingData
 from dspark.training.environment import allow_fast_products, reexec_with_settings
 from dspark.training.loop import TeacherForcing, Trainer
 from dspark.training.run_log import RunLog
-from dspark.training.shards import ResponseCache
+from dspark.training.shards import ResponseCache, Split
 from dspark.training.starts import first_model
 
 _MAY_CHANGE = ("minutes", "steps", "threads", "checkpoint_every", "log_every", "data")
@@ -79,7 +79,7 @@ def fit(config: FitConfig, run: Path, console: Console) -> bool:
 def _start(config: FitConfig, target: Path, run: Path) -> None:
     """Write the starting point as a checkpoint of step 0, so that there is one way to go on."""
     run.mkdir(parents=True, exist_ok=True)
-    model = first_model(config, target, ResponseCache(Path(config.data), split="train"))
+    model = first_model(config, target, ResponseCache(Path(config.data), split=Split.TRAIN))
     (run / state.DRAFTER).write_text(model.config.to_json())
     config.write(run)
     optimizer = torch.optim.AdamW(model.parameters())

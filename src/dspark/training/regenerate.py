@@ -22,6 +22,7 @@ from dspark.training.shards import (
     CachedSequence,
     SequenceInfo,
     ShardWriter,
+    Split,
     finished_tokens,
     id_hash,
     split_of,
@@ -127,6 +128,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--exclude", action="append", default=[], help="prompts that must not be used; repeatable")
     add("--batch-size", type=int, default=defaults.batch_size)
     add("--max-new-tokens", type=int, default=defaults.max_new_tokens)
+    add(
+        "--temperatures",
+        type=float,
+        nargs="+",
+        default=defaults.temperatures,
+        help="one for each prompt, chosen by a hash of its id",
+    )
+    add(
+        "--held-out-only",
+        action="store_true",
+        help="answer only the prompts that training leaves out, for calibration",
+    )
     add("--tap-layers", type=int, nargs="+", default=defaults.tap_layers)
     add("--precision", default=defaults.precision)
     add("--threads", type=int, default=1)
@@ -134,13 +147,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
     forbidden = frozenset().union(*(hashes(load_prompts(name)) for name in given.exclude))
-    sources = [
-        Source(domain, exclude(load_prompts(prompts), forbidden), int(tokens))
-        for domain, prompts, tokens in given.source
-    ]
+    sources = []
+    for domain, name, tokens in given.source:
+        prompts = exclude(load_prompts(name), forbidden)
+        if given.held_out_only:
+            prompts = [prompt for prompt in prompts if split_of(prompt.id) is Split.HELD_OUT]
+        sources.append(Source(domain, prompts, int(tokens)))
     options = RegenerateOptions(
         batch_size=given.batch_size,
         max_new_tokens=given.max_new_tokens,
+        temperatures=tuple(given.temperatures),
         tap_layers=tuple(given.tap_layers),
         precision=given.precision,
         worker=tuple(given.worker),

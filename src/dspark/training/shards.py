@@ -25,6 +25,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,11 @@ from dspark.core.errors import PromptError
 
 HELDOUT_PERCENT = 2
 _FIELDS = ("ids", "loss_mask", "taps", "hidden", "log_normalizer")
+
+
+class Split(StrEnum):
+    TRAIN = "train"
+    HELD_OUT = "heldout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +71,8 @@ def id_hash(sequence_id: str, purpose: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{purpose}:{sequence_id}".encode()).digest()[:8], "big")
 
 
-def split_of(sequence_id: str) -> str:
-    return "heldout" if id_hash(sequence_id, "split") % 100 < HELDOUT_PERCENT else "train"
+def split_of(sequence_id: str) -> Split:
+    return Split.HELD_OUT if id_hash(sequence_id, "split") % 100 < HELDOUT_PERCENT else Split.TRAIN
 
 
 class ShardWriter:
@@ -115,8 +121,8 @@ def _claim_next_number(scratch: Path) -> None:
 class ResponseCache:
     """Random access to all sequences of a cache folder."""
 
-    def __init__(self, folder: Path, split: str | None = None) -> None:
-        """Index the shards (headers only); ``split`` keeps only ``train`` or ``heldout``.
+    def __init__(self, folder: Path, split: Split | None = None) -> None:
+        """Index the shards (headers only); ``split`` keeps only its sequences.
 
         Raises:
             PromptError: the folder holds no shards.

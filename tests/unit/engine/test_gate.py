@@ -56,7 +56,7 @@ def test_parking_has_a_reason_probes_and_hysteresis() -> None:
     assert gate.decide(barely, load()) == NOTHING
     assert gate.decide(history(0.9), load()) == EVERYTHING
     assert gate.decide(barely, load()) == EVERYTHING
-    assert gate.status.state is GateState.DRAFTING
+    assert gate.status.state.pays
     assert 0 < gate.status.gain < 0.03
 
 
@@ -106,7 +106,7 @@ def test_flat_costs_are_no_data_until_others_come() -> None:
 def test_a_baseline_is_never_parked() -> None:
     gate = opened(DEAR, FixedPlanner(2))
     assert gate.decide(history(0.0), load()) == EVERYTHING
-    assert gate.status.state is GateState.DRAFTING
+    assert gate.status.state.pays
 
 
 def test_without_costs_nothing_is_drafted() -> None:
@@ -145,7 +145,7 @@ def test_where_it_drafts_it_now_and_then_does_not_to_compare() -> None:
     gate = opened(CHEAP)
     took(gate, FIRST_PLAIN_EVERY, drafted=True, seconds=1.0)
     assert gate.decide(history(0.9), load()) == NOTHING
-    assert gate.status.state is GateState.DRAFTING
+    assert gate.status.state.pays
     took(gate, 1, drafted=False, seconds=1.0)
     assert gate.decide(history(0.9), load()) == EVERYTHING
 
@@ -166,7 +166,7 @@ def test_a_probe_of_a_lone_request_is_a_drafting_step() -> None:
     took(gate, FEWEST_DRAFTED, drafted=True, seconds=3.0)
     took(gate, FEWEST_PLAIN, drafted=False, seconds=1.0)
     probes = 0
-    while gate.status.state is not GateState.DRAFTING or not probes:
+    while not gate.status.state.pays or not probes:
         gate.decide(history(0.9), load())
         probing = gate.status.state is GateState.PROBING
         probes += probing

@@ -16,7 +16,7 @@ TIMING = StepTiming(
 )  # fmt: skip
 
 
-def outcome(*, gate: GateState = GateState.DRAFTING, q_gap: float = 0.0) -> StepOutcome:
+def outcome(*, gate: GateState = GateState.TRIMMING, q_gap: float = 0.0) -> StepOutcome:
     """Two rows drafted 4 and 3 tokens; 3 and 1 were admitted, 2 and 0 accepted."""
     stats = StepStats(
         rows=2,
@@ -133,7 +133,7 @@ def test_target_seconds_are_compared_with_what_was_expected(metrics: Metrics) ->
 
 def test_one_gate_state_is_on(metrics: Metrics) -> None:
     observer = MetricsObserver(metrics)
-    for current in (GateState.DRAFTING, GateState.PARKED):
+    for current in (GateState.TRIMMING, GateState.PARKED):
         observer.on_step(outcome(gate=current), TIMING)
         shown = {s: value(metrics, "dspark_gate_state", state=s.value) for s in GateState}
         assert shown == {state: float(state is current) for state in GateState}

@@ -11,14 +11,12 @@ import pytest
 from rich.console import Console
 
 from dspark.core.errors import ConfigError
-from dspark.core.reliability import ece
-from dspark.core.types import Scaling
 from dspark.modeling.drafters.checkpoint import load_calibration, load_drafter
 from dspark.training import calibrate, export
 from dspark.training.config import FitConfig
 from dspark.training.fit import fit
 from dspark.training.run_log import LOG, read_log
-from dspark.training.shards import ResponseCache
+from dspark.training.shards import ResponseCache, Split
 from tests.support.responses import write_responses
 from tests.support.tiny import tiny_target
 
@@ -144,14 +142,14 @@ def test_calibration_covers_both_modes_and_is_what_a_drafter_loads(
 ) -> None:
     export.export(whole, tmp_path)
     model = load_drafter(tmp_path, target)
-    cache = ResponseCache(Path(config.data), split="train")
+    cache = ResponseCache(Path(config.data), split=Split.TRAIN)
     result = calibrate.calibrate(model, cache)
     (tmp_path / "calibration.json").write_text(json.dumps(result))
     scalings = load_calibration(tmp_path, model.config)
     assert set(scalings) == {"greedy", "rejection"}
     for mode in scalings:
         before, after = result["ece_before"][mode], result["ece_after"][mode]
-        assert len(before) == len(after) == 4
+        assert len(before) == len(after) == len(result["ece_floor"][mode]) == 4
         assert sum(after) < sum(before) + 0.05
 
 
@@ -165,9 +163,3 @@ def test_positions_that_few_blocks_reach_stay_as_they_are() -> None:
     few = calibrate.fit(calibrate.Judged(logits, accepted, np.full(4000, 3)))
     assert few.intercepts[0] == enough.intercepts[0]
     assert (few.temperatures[2], few.intercepts[2]) == (1, 0)
-
-
-def test_survival_ece_scores_only_blocks_with_a_verdict() -> None:
-    logits = np.zeros((4, 2), np.float32)  # survival 0.5, then 0.25
-    judged = calibrate.Judged(logits, np.array([1, 1, 0, 0]), np.array([2, 1, 2, 1]))
-    assert calibrate.survival_ece(judged, Scaling.none(2)) == [0.0, ece([0.25] * 2, [0, 0])]

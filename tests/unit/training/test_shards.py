@@ -10,13 +10,14 @@ from dspark.training.shards import (
     ResponseCache,
     SequenceInfo,
     ShardWriter,
+    Split,
     finished_tokens,
     shard_paths,
     split_of,
 )
 
 
-def sequence(name: str, length: int, split: str = "train") -> CachedSequence:
+def sequence(name: str, length: int, split: Split = Split.TRAIN) -> CachedSequence:
     torch.manual_seed(length)
     return CachedSequence(
         info=SequenceInfo(name, "math", 0.7, split, "stop"),
@@ -66,10 +67,10 @@ def test_two_writers_share_a_folder(tmp_path: Path) -> None:
 def test_splits_are_read_apart(tmp_path: Path) -> None:
     writer = ShardWriter(tmp_path)
     writer.add(sequence("a", 3))
-    writer.add(sequence("b", 5, split="heldout"))
+    writer.add(sequence("b", 5, split=Split.HELD_OUT))
     writer.flush()
-    assert [info.id for info in ResponseCache(tmp_path, "heldout").infos] == ["b"]
-    assert len(ResponseCache(tmp_path, "heldout")[0].ids) == 5
+    assert [info.id for info in ResponseCache(tmp_path, Split.HELD_OUT).infos] == ["b"]
+    assert len(ResponseCache(tmp_path, Split.HELD_OUT)[0].ids) == 5
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
@@ -79,9 +80,9 @@ def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
 
 def test_the_split_is_a_small_fixed_share() -> None:
     names = [f"prompt-{i}" for i in range(5000)]
-    heldout = [name for name in names if split_of(name) == "heldout"]
+    heldout = [name for name in names if split_of(name) == Split.HELD_OUT]
     assert 50 <= len(heldout) <= 150
-    assert heldout == [name for name in names if split_of(name) == "heldout"]
+    assert heldout == [name for name in names if split_of(name) == Split.HELD_OUT]
 
 
 def test_the_format_is_the_documented_one(tmp_path: Path) -> None:
