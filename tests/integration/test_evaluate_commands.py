@@ -63,6 +63,27 @@ def test_calibration_is_scored_before_and_after_scaling(
     assert "<svg" in (tmp_path / "picture.svg").read_text()
 
 
+def test_a_higher_threshold_verifies_less_and_keeps_more_of_it(
+    options: list[str], tmp_path: Path
+) -> None:
+    levels = [f"--threshold={level}" for level in (0.0, 0.2, 0.5, 1.0)]
+    result = CliRunner().invoke(app, ["evaluate", "threshold", *options, *levels])
+    assert result.exit_code == 0, result.output
+    assert "<svg" in (tmp_path / "picture.svg").read_text()
+    swept = json.loads((tmp_path / "out.json").read_text())
+    scored = CliRunner().invoke(app, ["evaluate", "acceptance", *options])
+    assert scored.exit_code == 0
+    whole = json.loads((tmp_path / "out.json").read_text())["drafter"]
+    assert set(swept) == {"math", "chat"}
+    for domain, cuts in swept.items():
+        assert cuts[0]["rounds"] == whole[domain]["rounds"]  # nothing is cut: the same rounds
+        assert 1.2 < cuts[0]["accepted"] <= 1 + sum(whole[domain]["acceptance"])
+        verified = [cut["verified"] for cut in cuts]
+        assert verified == sorted(verified, reverse=True)
+        assert (verified[-1], cuts[-1]["accepted"]) == (1.0, 1.0)
+        assert cuts[2]["verified"] < cuts[0]["verified"]
+
+
 def test_a_picture_that_cannot_be_written_is_one_line_of_error(
     options: list[str], tmp_path: Path
 ) -> None:

@@ -234,3 +234,54 @@ def evaluate_calibration(
 
         with one_line_errors():
             draw_calibration(result, picture)
+
+
+@evaluate.command("threshold")
+def evaluate_threshold(
+    drafter: Drafter = "smollm2-135m-dspark",
+    target: Target = "smollm2-135m",
+    prompts: Prompts = None,
+    limit: Annotated[int, typer.Option(min=1, help="how many prompts")] = 1000,
+    thresholds: Annotated[
+        list[float] | None,
+        typer.Option("--threshold", min=0, max=1, help="repeatable; default: a sweep from 0"),
+    ] = None,
+    responses: Responses = None,
+    max_tokens: MaxTokens = 128,
+    out: Out = None,
+    picture: Picture = None,
+) -> None:
+    """What fixed cuts of the survival would verify, and what of it is kept, by domain."""
+    from dspark.evaluation.threshold import THRESHOLDS, measure
+    from dspark.modeling.drafters.checkpoint import resolve_drafter
+
+    with one_line_errors(), tempfile.TemporaryDirectory() as scratch:
+        result = measure(
+            target,
+            resolve_drafter(drafter),
+            load_all(prompts)[:limit],
+            responses or Path(scratch),
+            thresholds or THRESHOLDS,
+            max_tokens=max_tokens,
+            progress=progress.print,
+        )
+    table = Table("domain", "threshold", "rounds", "verified", "accepted", "kept of the drafts")
+    for domain, cuts in result.items():
+        for cut in cuts:
+            table.add_row(
+                domain,
+                f"{cut.threshold:g}",
+                str(cut.rounds),
+                f"{cut.verified:.2f}",
+                f"{cut.accepted:.2f}",
+                f"{cut.kept_share:.0%}",
+            )
+    Console().print(table)
+    if out is not None:
+        kept = {domain: [asdict(cut) for cut in cuts] for domain, cuts in result.items()}
+        out.write_text(json.dumps(kept, indent=2) + "\n")
+    if picture is not None:
+        from dspark.evaluation.pictures import draw_thresholds
+
+        with one_line_errors():
+            draw_thresholds(result, picture)

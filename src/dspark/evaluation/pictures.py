@@ -1,11 +1,12 @@
 """Pictures of evaluations."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dspark.core.types import VerificationMode
 from dspark.evaluation.acceptance import Acceptance
 from dspark.evaluation.calibration import BeforeAndAfter
+from dspark.evaluation.threshold import Cut
 from dspark.ops.figures import new_figure, save_figure
 
 
@@ -47,4 +48,27 @@ def draw_calibration(result: Mapping[VerificationMode, BeforeAndAfter], file: Pa
             title=f"{mode}, {when} scaling", xlabel="predicted survival", ylabel="accepted share"
         )
         axes.legend(title="position", fontsize="small", title_fontsize="small")
+    save_figure(figure, file)
+
+
+def draw_thresholds(result: Mapping[str, Sequence[Cut]], file: Path) -> None:
+    """What each threshold verifies and keeps, by domain."""
+    figure, (lengths, shares) = new_figure(2)
+    for domain, cuts in result.items():
+        verified, accepted = [cut.verified for cut in cuts], [cut.accepted for cut in cuts]
+        lengths.plot(verified, accepted, "o-", ms=3, label=domain)
+        levels, kept = [cut.threshold for cut in cuts], [cut.kept_share for cut in cuts]
+        shares.plot(levels, kept, "o-", ms=3, label=domain)
+    lengths.set(
+        title="Every threshold, from high (left) to low",
+        xlabel="verified length",
+        ylabel="accepted length",
+    )
+    shares.set(
+        title="What of the verified drafts is kept",
+        xlabel="threshold on the survival",
+        ylabel="accepted share",
+        ylim=(0, 1),
+    )
+    lengths.legend()
     save_figure(figure, file)

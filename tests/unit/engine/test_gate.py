@@ -109,6 +109,28 @@ def test_a_baseline_is_never_parked() -> None:
     assert gate.status.state.pays
 
 
+def test_the_state_says_whether_the_last_plan_trimmed() -> None:
+    gate = opened(CHEAP)
+    gate.planned(trimmed=True)
+    assert gate.status.state is GateState.WARMING_UP
+    for trimmed in (True, False):
+        gate.planned(trimmed=trimmed)
+        expected = GateState.TRIMMING if trimmed else GateState.VERIFY_ALL
+        assert gate.decide(history(0.9), load()) == EVERYTHING
+        assert gate.status.state is expected
+    reason = gate.status.reason
+    gate.planned(trimmed=True)
+    assert (gate.status.state, gate.status.reason) == (GateState.TRIMMING, reason)
+
+
+def test_nothing_is_drafted_while_a_drafter_is_timed() -> None:
+    gate = opened(CHEAP)
+    gate.close("the drafter is being timed", GateState.PROFILING)
+    gate.use_cost(CHEAP)  # what the timing found, so far
+    assert gate.status.state is GateState.PROFILING
+    assert not gate.likely_to_draft
+
+
 def test_without_costs_nothing_is_drafted() -> None:
     gate = opened(None)
     assert gate.decide(history(), load()) == NOTHING

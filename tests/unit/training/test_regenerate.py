@@ -1,3 +1,4 @@
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,8 +9,8 @@ from transformers import AutoModelForCausalLM
 from dspark.data import Prompt
 from dspark.training.generation import BLOCK_SIZE, LoadedTarget
 from dspark.training.prompt_queue import PromptQueue, Source
-from dspark.training.regenerate import RegenerateOptions, regenerate
-from dspark.training.shards import CachedSequence, ResponseCache
+from dspark.training.regenerate import RegenerateOptions, main, regenerate
+from dspark.training.shards import CachedSequence, ResponseCache, Split, split_of
 from dspark.training.user_turns import is_usable, sample_user_turns
 from tests.support.tiny import tiny_target
 
@@ -47,6 +48,22 @@ def test_greedy_answers_are_those_of_transformers(target: Path, tmp_path: Path) 
         )
         assert answer.ids.tolist() == expected[0].tolist()
         assert answer.info.finish == ("stop" if len(answer.ids) < len(prompt[0]) + 12 else "length")
+
+
+def test_only_held_out_prompts_and_at_the_temperatures_asked_for(
+    target: Path, tmp_path: Path
+) -> None:
+    prompts = [{"id": f"p{i}", "domain": "math", "prompt": f"count {i}"} for i in range(300)]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    out = str(tmp_path / "out")
+    main(
+        f"--target {target} --out {out} --source math {file} 1000000 --held-out-only "
+        "--temperatures 1 --max-new-tokens 4 --tap-layers 0 1 --precision fp32".split()
+    )
+    answers = by_id(Path(out))
+    assert {*answers} == {p["id"] for p in prompts if split_of(p["id"]) is Split.HELD_OUT}
+    assert {answer.info.temperature for answer in answers.values()} == {1.0}
 
 
 def test_features_are_those_of_one_plain_forward(target: Path, tmp_path: Path) -> None:
