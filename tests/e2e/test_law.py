@@ -4,7 +4,7 @@ Drafter and verifier are real workers behind gRPC, the scheduler is the real dri
 enumerated; the draws are tested against it by chi-square. What they come to is fixed by their
 nonces, so the outcome is the same in every run. The drafter's confidence in a token gives away the
 one before it: a planner that makes use of that fails in 2,000 draws, those that only rank by it
-pass in 100,000 (`causal`) and 40,000 (`capacity`).
+pass in 100,000 (`capacity`) and 40,000 (`causal`).
 """
 
 import multiprocessing
@@ -29,8 +29,8 @@ CUT = SamplingParams(temperature=0.9, top_k=6, top_p=0.9)
 UNCUT = SamplingParams(temperature=1.0)
 
 LAWFUL = {
-    "causal": Run(CausalPlanner(), CUT, range(90_000)),
-    "capacity": Run(CapacityPlanner(), CUT, range(100_000, 130_000), TIGHT_COST),
+    "capacity": Run(CapacityPlanner(), CUT, range(90_000), TIGHT_COST),
+    "causal": Run(CausalPlanner(), CUT, range(100_000, 130_000)),
     "causal, uncut": Run(CausalPlanner(), UNCUT, range(200_000, 210_000)),
     "capacity, uncut": Run(CapacityPlanner(), UNCUT, range(210_000, 220_000), TIGHT_COST),
     "threshold": Run(ThresholdPlanner(0.5), CUT, range(220_000, 225_000)),

@@ -16,7 +16,7 @@ from dspark.data import Prompt
 from dspark.ops.settings import Settings
 
 PLAIN = "none"
-SPECULATIVE = "causal"
+SPECULATIVE = "capacity"
 ALWAYS = "fixed:4"  # never trims and never parks: every answer is made of drafts
 
 

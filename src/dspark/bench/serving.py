@@ -31,7 +31,7 @@ FEWEST_PROMPTS = 12  # of a round: a few of each domain, however few the clients
 class ServeOptions:
     transports: tuple[Transport, ...] = ("grpc",)
     concurrencies: tuple[int, ...] = (1, 16)
-    planners: tuple[str, ...] = (BASELINE, "causal")
+    planners: tuple[str, ...] = (BASELINE, "capacity")
     rounds: int = 3
     prompts_per_client: int = 3  # in a round
     max_tokens: int = 128

@@ -35,7 +35,7 @@ def bench_serve(
     concurrencies: Concurrencies = [1, 16],  # noqa: B006 - typer copies it
     planners: Annotated[list[str], typer.Option("--planner", help="repeatable; none is needed")] = [  # noqa: B006
         "none",
-        "causal",
+        "capacity",
     ],
     transports: Annotated[
         list[str], typer.Option("--transport", help="grpc or inproc; repeatable")

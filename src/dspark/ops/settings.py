@@ -89,8 +89,8 @@ class Settings(BaseModel):
 
     # How steps are made
     planner: PlannerName = Field(
-        "causal",
-        description="what is verified of a draft: causal or capacity (what pays), none (plain "
+        "capacity",
+        description="what is verified of a draft: capacity or causal (what pays), none (plain "
         "decoding), fixed:K (K tokens), threshold:S (tokens of survival S or more)",
     )
     cap_accept_every: int = Field(
