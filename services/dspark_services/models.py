@@ -69,7 +69,9 @@ def load_draft_worker(settings: Settings) -> DraftWorker:
     """
     drafter = drafter_folder(settings)
     if drafter is None:
-        raise DrafterError("--drafter none leaves nothing for a drafter process to load")
+        raise DrafterError(
+            f"--drafter {settings.drafter} leaves nothing for a drafter process to load"
+        )
     folder = target_folder(settings)
     precision = _prepare_torch(settings)
     log.info("loading the drafter", extra={"folder": str(drafter), "precision": precision})

@@ -1,12 +1,14 @@
 """The batched rule on logits and the fp64 reference decide alike on the same uniforms."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from dspark.core import acceptance, sampling
 from dspark.core.rng import Purpose, uniform
-from dspark.core.types import SamplingParams, SequenceKey
+from dspark.core.types import DraftSource, SamplingParams, SequenceKey
 from dspark.modeling.acceptance import Candidate, decide
 from tests.support.rows import GivenRows
 from tests.support.tiny import tiny_target
@@ -32,7 +34,11 @@ def numpy_decision(logits: torch.Tensor, candidate: Candidate, step: int, shared
     if params.temperature == 0:
         return acceptance.greedy(draft.tokens.tolist(), rows.argmax(-1).tolist())
 
+    looked_up = draft.source is DraftSource.NGRAM
+
     def q_row(k: int) -> np.ndarray:
+        if looked_up:
+            return np.eye(VOCAB)[draft.tokens[k]]
         previous = int(draft.tokens[k - 1]) if k else candidate.anchor
         return shared.q_row(
             shared.unpack(draft.hidden)[k : k + 1],
@@ -44,7 +50,7 @@ def numpy_decision(logits: torch.Tensor, candidate: Candidate, step: int, shared
     return acceptance.rejection(
         draft.tokens.tolist(),
         sampling.transform(rows, params.temperature, params.top_k, params.top_p),
-        draft.q,
+        np.ones(len(draft.tokens)) if looked_up else draft.q,
         q_row,
         lambda purpose, index: uniform(params.nonce, step, purpose, index),
     )
@@ -64,6 +70,9 @@ def test_decisions_equal_the_reference_in_mixed_batches(shared) -> None:
             draft = sampled_draft(shared, key, anchor, length, params, step)
             if i % 6 == 5:
                 params, draft = GREEDY, greedy_draft(key, rng.integers(0, VOCAB, length).tolist())
+            elif i % 6 == 4:  # of tokens the target may well have cut away
+                looked_up = greedy_draft(key, rng.integers(0, VOCAB, length).tolist())
+                draft = replace(looked_up, source=DraftSource.NGRAM)
             logits = torch.from_numpy(rng.normal(0, 2, (length + 1, VOCAB))).float()
             for k, token in enumerate(draft.tokens.tolist()):  # a target that often agrees
                 logits[k, token] += rng.choice([0.0, 4.0, 9.0])

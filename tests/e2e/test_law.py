@@ -17,9 +17,19 @@ from numpy.typing import NDArray
 
 from dspark.core.planner import CapacityPlanner, CausalPlanner, FixedPlanner, ThresholdPlanner
 from dspark.core.statistics import chi_square_p_value
-from dspark.core.types import SamplingParams
+from dspark.core.types import DraftSource, SamplingParams
 from dspark.ops.settings import Settings
-from tests.support.draws import BIAS, TIGHT_COST, Draws, Run, draw, exact_law, make_models
+from tests.support.draws import (
+    BIAS,
+    EVERY_TOKEN,
+    REPEATED,
+    TIGHT_COST,
+    Draws,
+    Run,
+    draw,
+    exact_law,
+    make_models,
+)
 from tests.support.leaking import LeakingPlanner
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -35,6 +45,13 @@ LAWFUL = {
     "capacity, uncut": Run(CapacityPlanner(), UNCUT, range(210_000, 220_000), TIGHT_COST),
     "threshold": Run(ThresholdPlanner(0.5), CUT, range(220_000, 225_000)),
     "fixed": Run(FixedPlanner(2), CUT, range(230_000, 235_000)),
+    "lookup": Run(
+        FixedPlanner(2), CUT, range(300_000, 320_000), prompt=EVERY_TOKEN, lookup=True, model=False
+    ),
+    "lookup, uncut": Run(
+        FixedPlanner(2), UNCUT, range(320_000, 330_000), prompt=REPEATED, lookup=True, model=False
+    ),
+    "both": Run(CausalPlanner(), CUT, range(330_000, 334_000), prompt=REPEATED, lookup=True),
 }
 UNLAWFUL = {
     "leaking": Run(LeakingPlanner(), CUT, range(240_000, 242_000)),
@@ -71,10 +88,10 @@ def test_the_law_is_the_targets(
     name: str, settings: Settings, draws: dict[str, Future[Draws]]
 ) -> None:
     result = draws[name].result()
-    assert p_value(result.counts(), exact_law(settings, RUNS[name].sampling)) > SIGNIFICANCE
+    assert p_value(result.counts(), exact_law(settings, RUNS[name])) > SIGNIFICANCE
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [name for name, run in RUNS.items() if not run.lookup])
 def test_speculation_was_at_work(name: str, draws: dict[str, Future[Draws]]) -> None:
     """A drafter that is always or never right, or never asked, would prove nothing."""
     result = draws[name].result()
@@ -87,18 +104,30 @@ def test_speculation_was_at_work(name: str, draws: dict[str, Future[Draws]]) -> 
         assert result.proposed - result.admitted > answers / 2  # trimmed, by confidence
 
 
+def test_lookups_were_at_work(draws: dict[str, Future[Draws]]) -> None:
+    """Beside a model that is often right they are given up once it shows; they had their turn."""
+    for name in ("lookup", "lookup, uncut"):
+        result = draws[name].result()
+        assert set(result.sources) == {DraftSource.NGRAM}
+        assert 0.02 < result.accepted / result.admitted < 0.6
+        assert result.admitted > len(result.tokens) / 4
+    both = draws["both"].result().sources
+    assert both[DraftSource.NGRAM] > 60
+    assert both[DraftSource.MODEL] > 1000
+
+
 def test_a_planner_that_looks_ahead_is_seen(
     settings: Settings, draws: dict[str, Future[Draws]]
 ) -> None:
     """Of the tokens that were drafted first, it verifies the even ones: they come out too often."""
-    law, counts = exact_law(settings, CUT), draws["leaking"].result().counts()
+    law, counts = exact_law(settings, RUNS["leaking"]), draws["leaking"].result().counts()
     assert p_value(counts, law) < SIGNIFICANCE
     even = law[:, 0::2].sum()
     assert counts[:, 0::2].sum() / counts.sum() - even > 0.05
 
 
 def test_a_bias_of_two_percent_is_seen(settings: Settings, draws: dict[str, Future[Draws]]) -> None:
-    law, counts = exact_law(settings, CUT), draws["biased"].result().counts()
+    law, counts = exact_law(settings, RUNS["biased"]), draws["biased"].result().counts()
     assert p_value(counts, law) < SIGNIFICANCE
     first = law.sum(axis=(1, 2))
     moved = np.abs(counts.sum(axis=(1, 2)) / counts.sum() - first).sum() / 2

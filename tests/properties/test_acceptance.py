@@ -74,7 +74,7 @@ class TestCounterExample:
         """c_1 = 0.8 for both tokens (it is the overlap of p and q); c_2 depends on x_1."""
         return [0.8, 0.8 * (0.9 if draft[0] == 0 else 0.0)]
 
-    load = StepLoad(1, 0, np.array([2]), np.ones(1), capacity=2, drafted=False)
+    load = StepLoad(1, 0, np.array([2]), np.ones(1), capacity=2, drafter_rows=0)
 
     def causal(self, draft: Context) -> int:
         scores = CurrentScores([self.survival(draft)])

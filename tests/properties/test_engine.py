@@ -22,7 +22,7 @@ from dspark.core.planner import (
     ThresholdPlanner,
 )
 from dspark.core.survival import CurrentScores, DeterminedScores
-from dspark.core.types import DraftReply, Floats, Ints, SamplingParams, VerifyBatch
+from dspark.core.types import DraftReply, DraftSource, Floats, Ints, SamplingParams, VerifyBatch
 from dspark.engine.admission import Limits
 from dspark.engine.request import Request
 from tests.support.world import (
@@ -61,14 +61,10 @@ FAULTS = (
 STOPS = ((), (), ("bc", "><"), ("c<", "\u20ac", "ab>"), ("\ufffd",))
 
 worlds = st.builds(
-    lambda seed, accuracy, planner, per_token, per_draft, limits, num_blocks, cap_accept: World(
-        seed=seed,
-        accuracy=accuracy,
-        planner=planner,
+    lambda per_token, per_draft, num_blocks, **options: World(
         cost=step_cost(per_token, per_draft),
-        limits=limits,
         info=target_info(max_context=MAX_CONTEXT, num_blocks=num_blocks),
-        cap_accept_every=cap_accept,
+        **options,
     ),
     seed=st.integers(0, 2**32),
     accuracy=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
@@ -84,7 +80,8 @@ worlds = st.builds(
         max_batch_tokens=st.sampled_from([4, 64]),
     ),
     num_blocks=st.sampled_from([10, 25]),
-    cap_accept=st.sampled_from([0, 1, 3]),
+    cap_accept_every=st.sampled_from([0, 1, 3]),
+    lookup=st.booleans(),
 )
 
 
@@ -159,12 +156,16 @@ class Scenario:
         world.verify_and_commit(verify)
 
     def check_plan(self, reply: DraftReply | None, batch: VerifyBatch) -> None:
-        """Plans are prefixes of what was drafted, and there is room for them."""
+        """Plans are prefixes of what was drafted or looked up, and there is room for them."""
         drafted = {draft.key: draft.tokens.tolist() for draft in (reply.drafts if reply else ())}
         for row in batch.rows:
             if row.draft is not None:
                 tokens = row.draft.tokens.tolist()
-                assert tokens == drafted[row.key][: len(tokens)]
+                if row.draft.source is DraftSource.MODEL:
+                    assert tokens == drafted[row.key][: len(tokens)]
+                else:
+                    assert row.key not in drafted
+                    assert repeats(self.world.verifier.sequences[row.key].tokens, tokens)
         base = sum(row.num_pending for row in batch.rows)
         admitted = sum(draft_length(row) for row in batch.rows)
         assert admitted == 0 or base + admitted <= self.world.limits.max_batch_tokens
@@ -204,6 +205,15 @@ class Scenario:
             for draft in reply.drafts
         )
         return DraftReply(reply.step, spoilt[1:], reply.seconds)  # and one is missing
+
+
+def repeats(text: list[int], tokens: list[int]) -> bool:
+    """Whether these tokens follow the last one as they, or their beginning, did before."""
+    whole = text + tokens
+    return any(
+        text[-1] == text[place - 1] and whole[place : place + len(tokens)] == tokens
+        for place in range(1, len(text))
+    )
 
 
 @settings(max_examples=150, deadline=None)
@@ -329,7 +339,7 @@ def test_a_planner_that_looks_ahead_is_seen() -> None:
 @given(seed=st.integers(0, 2**32), accuracy=st.sampled_from([0.0, 0.6, 1.0]))
 def test_counters_add_up(seed: int, accuracy: float) -> None:
     rng = Random(seed)
-    world = World(seed=seed, accuracy=accuracy, planner=FixedPlanner(3))
+    world = World(seed=seed, accuracy=accuracy, planner=FixedPlanner(3), lookup=seed % 2 == 0)
     keys = [world.engine.add(random_request(rng)) for _ in range(4)]
     world.run()
     stats = [outcome.stats for outcome in world.outcomes]
@@ -340,5 +350,7 @@ def test_counters_add_up(seed: int, accuracy: float) -> None:
     prefills = sum(s.rows - len(s.accepted_lengths) for s in stats)
     assert committed == prefills + sum(sum(s.accepted_lengths) for s in stats)
     for s in stats:
+        assert sum(s.proposed_by_source.values()) == s.proposed
+        assert sum(s.accepted_by_source.values()) == s.accepted
         assert s.trimmed == s.proposed - s.admitted == sum(s.trimmed_by_position)
         assert np.all(np.diff(s.accepted_by_position) <= 0)

@@ -1,6 +1,5 @@
 """What holds for every plan, whatever the scores, the load and the cost."""
 
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -58,7 +57,7 @@ def loads(draw: st.DrawFn, requests: int, block_size: int) -> StepLoad:
         caps=np.array(caps, np.int64),
         weights=np.array(draw(st.lists(WEIGHTS, min_size=requests, max_size=requests))),
         capacity=draw(st.integers(0, requests * block_size)),
-        drafted=draw(st.booleans()),
+        drafter_rows=draw(st.none() | st.integers(0, requests)),
     )
 
 
@@ -176,7 +175,7 @@ def test_capacity_is_the_best_over_history(
     best_capacity, best = 0, 0.0
     for capacity in range(min(load.capacity, load.drafting * block_size) + 1):
         gain = float(np.mean([sum(step[:capacity]) for step in steps]))
-        expected = throughput(gain, capacity, replace(load, drafted=True), cost)
+        expected = throughput(gain, capacity, load, cost)
         if expected > best * (1 + 1e-12):
             best_capacity, best = capacity, expected
     outlook = CapacityPlanner().outlook(sample, load, cost)
@@ -239,5 +238,6 @@ def throughput(gain: float, admitted: int, load: StepLoad, cost: StepCost) -> fl
     target = cost.overhead_seconds + cost.verify_seconds(
         load.base_tokens + admitted, load.requests + admitted, load.context_tokens
     )
-    draft = cost.draft_seconds(int(np.count_nonzero(load.caps))) if load.drafted else 0.0
+    paid = np.count_nonzero(load.caps) if load.drafter_rows is None else load.drafter_rows
+    draft = cost.draft_seconds(int(paid))
     return float((load.weights.sum() + gain) / (target + draft))

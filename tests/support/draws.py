@@ -6,6 +6,7 @@ repeated exactly by the next one, on any machine that rounds alike.
 
 import asyncio
 import gc
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
@@ -19,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from dspark.core.cost import Curve, StepCost
 from dspark.core.planner import Planner
 from dspark.core.sampling import transform
-from dspark.core.types import SamplingParams
+from dspark.core.types import DraftSource, SamplingParams
 from dspark.engine.admission import Limits
 from dspark.modeling.drafters.checkpoint import load_drafter, save_drafter
 from dspark.modeling.head import LocalHead
@@ -29,6 +30,8 @@ from tests.support.tiny import tiny_drafter, tiny_target
 from tests.support.workers import drafter_port, verifier_port
 
 PROMPT = (1, 5, 2)
+EVERY_TOKEN = (3, 8, 1, 5, 2, 7, 9, 0, 4, 6, 10, 11, 8, 5, 3, 0, 7)  # whatever comes, it was there
+REPEATED = (3, 4, 5, 8, 9, 6, 3, 4, 5)  # if 8 comes, it may go on as before: 9 is likely too
 # The first token comes with the prefill; room for one more than is looked at lets the second and
 # the third come from a block of two.
 MAX_TOKENS, LOOKED_AT = 4, 3
@@ -60,6 +63,9 @@ class Run:
     sampling: SamplingParams
     requests: range  # each number is its request's nonce
     cost: StepCost = COST
+    prompt: tuple[int, ...] = PROMPT
+    lookup: bool = False  # what repeats itself is drafted by the engine
+    model: bool = True  # there is a drafter
     biased: bool = False  # a defect is planted: see BiasedHead
 
 
@@ -71,6 +77,7 @@ class Draws:
     proposed: int
     admitted: int
     accepted: int
+    sources: dict[DraftSource, int]  # tokens accepted from each
     fallbacks: tuple[str, ...]
 
     def counts(self) -> NDArray[np.int64]:
@@ -98,12 +105,13 @@ def make_models(folder: Path) -> Settings:
     return load_settings([f"--{key}={value}" for key, value in (flags | cache).items()], {})
 
 
-def exact_law(settings: Settings, sampling: SamplingParams) -> NDArray[np.float64]:
+def exact_law(settings: Settings, run: Run) -> NDArray[np.float64]:
     """The target's own law of the first LOOKED_AT tokens, [V, V, V], by enumeration: transformers'
     logits behind every continuation, transformed in fp64."""
+    sampling = run.sampling
     model = AutoModelForCausalLM.from_pretrained(settings.target)
     pairs = torch.cartesian_prod(torch.arange(VOCAB), torch.arange(VOCAB))
-    texts = torch.cat((torch.tensor(PROMPT).expand(len(pairs), -1), pairs), dim=1)
+    texts = torch.cat((torch.tensor(run.prompt).expand(len(pairs), -1), pairs), dim=1)
     with torch.inference_mode():
         logits = model(texts).logits[:, -LOOKED_AT:].numpy()
     p = transform(logits, sampling.temperature, sampling.top_k, sampling.top_p)
@@ -126,16 +134,18 @@ async def _draw(settings: Settings, run: Run) -> Draws:
         drafter_port("grpc", load_draft_worker(settings), reply_timeout=60.0) as drafter,
         running_driver(
             verifier,
-            drafter,
+            drafter if run.model else None,
             planner=run.planner,
             cost=run.cost,
             limits=LIMITS,
             max_waiting=len(run.requests) + 1,
+            lookup=run.lookup,
         ) as (driver, recorder),
     ):
-        await until(lambda: driver.status.drafter_ready)
+        if run.model:
+            await until(lambda: driver.status.drafter_ready)
         streams = [
-            driver.submit(request(PROMPT, MAX_TOKENS, replace(run.sampling, nonce=number)))
+            driver.submit(request(run.prompt, MAX_TOKENS, replace(run.sampling, nonce=number)))
             for number in run.requests
         ]
         answers = [await collect(stream) for stream in streams]
@@ -148,6 +158,9 @@ def _summarise(answers: list[list[int]], recorder: Recorder) -> Draws:
         proposed=recorder.proposed,
         admitted=sum(outcome.stats.admitted for outcome, _ in recorder.steps),
         accepted=recorder.accepted,
+        sources=dict(
+            sum((Counter(o.stats.accepted_by_source) for o, _ in recorder.steps), Counter())
+        ),
         fallbacks=tuple(recorder.fallbacks),
     )
 

@@ -36,7 +36,7 @@ class LeakingPlanner:
                 caps=load.caps[[r]],
                 weights=load.weights[[r]],
                 capacity=int(load.caps[r]),
-                drafted=False,
+                drafter_rows=0,
             )
             passed_off = DeterminedScores(scores.survival[[r]])
             lengths[r] = search.plan(passed_off, alone, cost)[0]

@@ -140,6 +140,7 @@ async def running_driver(
     max_waiting: int = 100,
     time_drafter: DrafterTiming | None = None,
     refresh_cost: bool = False,
+    lookup: bool = False,
 ) -> AsyncIterator[tuple[Driver, Recorder]]:
     """A driver in its loop, ``Recorder.loop``."""
     target = await verifier.handshake()
@@ -149,6 +150,7 @@ async def running_driver(
         planner=planner or FixedPlanner(3),
         cost=cost,
         limits=limits,
+        lookup=lookup,
     )
     recorder = Recorder()
     driver = Driver(

@@ -324,6 +324,7 @@ class World:
     limits: Limits = field(default_factory=Limits)
     info: TargetInfo = field(default_factory=target_info)
     cap_accept_every: int = 0
+    lookup: bool = False
 
     def __post_init__(self) -> None:
         rng = Random(self.seed)
@@ -338,6 +339,7 @@ class World:
             cost=self.cost,
             limits=self.limits,
             cap_accept_every=self.cap_accept_every,
+            lookup=self.lookup,
         )
         self.engine.attach_drafter(self.drafter.info)
         self.events: dict[SequenceKey, list[SequenceEvent]] = {}

@@ -87,7 +87,6 @@ class DrafterLink:
                 if str(error) != refusal:
                     refusal = str(error)
                     log.warning("decoding without drafts: %s", refusal)
-            self._engine.attach_drafter(None)  # nor is one being timed any more
             await asyncio.sleep(delay)
             delay = min(2 * delay, LONGEST_RETRY_SECONDS)
         self.ready = True
@@ -101,7 +100,11 @@ class DrafterLink:
         cost = self._engine.cost
         if self._time_drafter is not None and cost is not None:
             self._engine.profiling_drafter()
-            cost = await self._time_drafter(cost, info, self._turn)
+            try:
+                cost = await self._time_drafter(cost, info, self._turn)
+            except DSparkError:
+                self._engine.attach_drafter(None)  # nor is it being timed any more
+                raise
             self._time_drafter = None
             self._on_cost(cost)
         calibrator = None if self._recall is None else await self._recall(info)

@@ -22,11 +22,10 @@ from dspark.core.types import (
     DraftReply,
     SequenceKey,
     TargetInfo,
-    VerificationMode,
     VerifyBatch,
     VerifyReply,
 )
-from dspark.engine.calibrator import CalibrationStatus
+from dspark.engine.calibrator import CalibrationStatus, Stream
 from dspark.engine.engine import Engine
 from dspark.engine.events import GateStatus, StepOutcome, StepStart
 from dspark.engine.ports import DrafterPort, VerifierPort
@@ -140,8 +139,8 @@ class Driver:
         return self._engine.cost
 
     @property
-    def calibration(self) -> dict[VerificationMode, CalibrationStatus]:
-        """How well the drafter's confidences predict, by mode. Takes milliseconds."""
+    def calibration(self) -> dict[Stream, CalibrationStatus]:
+        """How well the drafter's confidences predict. Takes milliseconds."""
         return self._engine.calibration
 
     @property

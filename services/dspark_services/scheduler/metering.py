@@ -19,6 +19,10 @@ class MetricsObserver:
         metrics.count_draft_tokens("admitted", stats.admitted_by_position)
         metrics.count_draft_tokens("accepted", stats.accepted_by_position)
         metrics.count_draft_tokens("trimmed", stats.trimmed_by_position)
+        for source, count in stats.proposed_by_source.items():
+            metrics.source_tokens["proposed"].labels(source.value).inc(count)
+        for source, count in stats.accepted_by_source.items():
+            metrics.source_tokens["accepted"].labels(source.value).inc(count)
         metrics.vllm_drafts.inc(next(iter(stats.proposed_by_position), 0))
         metrics.vllm_draft_tokens.inc(stats.proposed)
         metrics.vllm_accepted_tokens.inc(stats.accepted)

@@ -75,6 +75,7 @@ async def ready_driver(settings: Settings, observer: Observer | None) -> AsyncIt
             cost=cost,
             limits=limits,
             cap_accept_every=settings.cap_accept_every,
+            lookup=settings.has_lookup,
         )
         calibrations = CalibrationBook(store)
         driver = Driver(

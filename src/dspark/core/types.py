@@ -24,6 +24,11 @@ class VerificationMode(StrEnum):
     REJECTION = "rejection"
 
 
+class DraftSource(StrEnum):
+    MODEL = "model"  # a trained drafter
+    NGRAM = "ngram"  # prompt lookup: a function of the committed tokens, nothing is drawn
+
+
 class SequenceKey(NamedTuple):
     """Names a sequence across restarts: the scheduler's incarnation and its own counter."""
 
@@ -74,7 +79,8 @@ class DraftBatch:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A drafted block of k tokens. The last three fields are filled in `rejection` mode only.
+    """A drafted block of k tokens. q, cut and hidden are filled in `rejection` mode only, and only
+    by a source that draws: otherwise q is 1 on each token.
 
     `in_sync` false: the drafter's length disagreed; nothing was drafted and it must be re-synced.
     """
@@ -86,6 +92,7 @@ class Draft:
     q: Floats | None = None  # [k] probability of each drafted token under the draft distribution
     cut: Floats | None = None  # [k] logits below this were cut by top-k/top-p (-inf: none)
     hidden: bytes = b""  # [k, d] rows in the wire dtype, from which q was computed
+    source: DraftSource = DraftSource.MODEL
 
 
 @dataclass(frozen=True, slots=True)

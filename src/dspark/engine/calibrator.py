@@ -7,6 +7,7 @@ verdicts to come; so however it learns, a plan that may use confidences may use 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,17 +16,24 @@ from dspark.core.calibration import Array
 from dspark.core.errors import ConfigError, DrafterError
 from dspark.core.online_calibration import OnlineCalibration
 from dspark.core.reliability import PositionScores, by_position
-from dspark.core.types import Draft, DrafterInfo, Ints, Scaling, VerificationMode
+from dspark.core.types import Draft, DrafterInfo, DraftSource, Ints, Scaling, VerificationMode
 
 _RECENT_BLOCKS = 2048
 
 Modes = Sequence[VerificationMode]
 
 
+class Stream(NamedTuple):
+    """Drafts whose confidences are calibrated together."""
+
+    mode: VerificationMode
+    source: DraftSource
+
+
 @dataclass(frozen=True, slots=True)
 class CalibrationStatus:
-    """How well confidences predict in one mode. The scores are of the survivals that planners were
-    given, over the last 2,048 verified blocks."""
+    """How well the confidences of one stream predict. The scores are of the survivals that planners
+    were given, over the last 2,048 verified blocks."""
 
     online: bool  # whether the fit from verdicts is in use, or else the drafter's own scaling
     positions: tuple[PositionScores, ...]
@@ -39,7 +47,7 @@ class Calibrator:
     """
 
     def __init__(self, info: DrafterInfo) -> None:
-        self._block_size = info.block_size
+        self.block_size = info.block_size
         self._online: dict[VerificationMode, OnlineCalibration] = {}
         self._recent: dict[VerificationMode, _RecentBlocks] = {}
         for mode in VerificationMode:
@@ -113,9 +121,9 @@ class Calibrator:
         """[R, block size], -inf where there is no token."""
         rows = [np.zeros(0) if draft is None else draft.confidence_logits for draft in drafts]
         lengths = np.array([len(row) for row in rows], np.int64)
-        logits = np.full((len(rows), self._block_size), -np.inf)
+        logits = np.full((len(rows), self.block_size), -np.inf)
         if rows:
-            logits[np.arange(self._block_size) < lengths[:, None]] = np.concatenate(rows)
+            logits[np.arange(self.block_size) < lengths[:, None]] = np.concatenate(rows)
         return logits
 
 

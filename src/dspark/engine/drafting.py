@@ -1,7 +1,11 @@
-"""The drafter's side of a step: who drafts, what the drafter must be told, what its reply is worth.
+"""The drafts of a step: who drafts and from which source, what the drafter must be told, what its
+reply is worth.
 
 A drafter is never trusted and never waited for: what is missing or does not fit becomes an empty
 draft, that row is decoded plainly, and the sequence is synchronised anew.
+
+Where prompt lookup is on, it drafts the rows for which it promises more than the drafter does on
+average. That is decided before anything is drafted, from committed tokens and from history.
 """
 
 from collections.abc import Iterable
@@ -18,14 +22,17 @@ from dspark.core.types import (
     DrafterInfo,
     DraftReply,
     DraftRow,
+    DraftSource,
     SequenceKey,
     VerificationMode,
 )
-from dspark.engine.calibrator import CalibrationStatus, Calibrator
+from dspark.engine.calibrator import CalibrationStatus, Calibrator, Stream
 from dspark.engine.drafts import is_usable
 from dspark.engine.events import FeatureFetch, GateState, GateStatus
 from dspark.engine.gate import DraftGate
 from dspark.engine.history import History
+from dspark.engine.promise import Promise
+from dspark.engine.repeats import BLOCK_SIZE, Repeats
 from dspark.engine.sequence import Sequence
 from dspark.engine.step import Row, Step
 
@@ -33,10 +40,15 @@ CAP_ACCEPT_ROWS = 4  # in a step: a busy batch then pays for a few rows, not for
 
 
 class Drafting:
-    """Everything the engine knows about its drafter, attached or not."""
+    """Everything the engine knows about its drafter, attached or not, and its own drafts."""
 
     def __init__(
-        self, planner: Planner, cost: StepCost | None, vocab_size: int, cap_accept_every: int
+        self,
+        planner: Planner,
+        cost: StepCost | None,
+        vocab_size: int,
+        cap_accept_every: int,
+        repeats: Repeats | None,
     ) -> None:
         self._planner = planner
         self._vocab_size = vocab_size
@@ -44,26 +56,32 @@ class Drafting:
         self._gate = DraftGate(planner, cost)
         self._info: DrafterInfo | None = None
         self._incarnation: int | None = None  # of the last drafter attached
-        self._calibrator: Calibrator | None = None  # of the last drafter attached
+        self._calibrators: dict[DraftSource, Calibrator] = {}  # the drafter's: of the last attached
+        self._promise = Promise(block_size=0)  # of the last drafter attached
         self._history = History(block_size=0)
         self._closes: set[SequenceKey] = set()
+        self._repeats = repeats
+        if repeats is not None:
+            self._calibrators[DraftSource.NGRAM] = repeats.calibrator
+        self._renew()
+        self._open_gate()
 
     @property
     def status(self) -> GateStatus:
         return self._gate.status
 
     @property
-    def calibration(self) -> dict[VerificationMode, CalibrationStatus]:
+    def calibration(self) -> dict[Stream, CalibrationStatus]:
         """See `Engine.calibration`."""
-        return {} if self._calibrator is None else self._calibrator.status()
+        return {
+            Stream(mode, source): status
+            for source, calibrator in self._calibrators.items()
+            for mode, status in calibrator.status().items()
+        }
 
     @property
     def has_closes(self) -> bool:
         return self._info is not None and bool(self._closes)
-
-    @property
-    def block_size(self) -> int:
-        return 0 if self._info is None else self._info.block_size
 
     def attach(
         self,
@@ -73,19 +91,33 @@ class Drafting:
     ) -> None:
         """See `Engine.attach_drafter`."""
         if info is not None and info.incarnation != self._incarnation:
-            self._calibrator = calibrator or Calibrator(info)
+            self._calibrators[DraftSource.MODEL] = calibrator or Calibrator(info)
             self._incarnation = info.incarnation
-            self._history = History(info.block_size)
+            self._renew()
             self._closes.clear()
             for sequence in running:
                 sequence.forget_drafter()
         self._info = info
-        if info is None:
+        self._open_gate()
+
+    def _renew(self) -> None:
+        """The drafts to come are of other sources than those that are remembered."""
+        own = self._calibrators.get(DraftSource.MODEL)
+        self._promise = Promise(0 if own is None else own.block_size)
+        self._history = History(self._widest)
+
+    def _open_gate(self) -> None:
+        if self._info is None and self._repeats is None:
             self._gate.close("no drafter attached")
-        elif self._planner.draft_length(info.block_size) == 0:
+        elif self._planner.draft_length(self._widest) == 0:
             self._gate.close(f"planner {self._planner.name} never drafts")
         else:
             self._gate.open()
+
+    @property
+    def _widest(self) -> int:
+        """Most tokens of a draft from any source."""
+        return max((own.block_size for own in self._calibrators.values()), default=0)
 
     def profiling(self) -> None:
         """See `Engine.profiling_drafter`."""
@@ -100,9 +132,8 @@ class Drafting:
         tokens = sum(row.committed for row in step.rows)
         usual = not step.reopened and not any(row.shadowed for row in step.rows)
         if tokens and usual and all(row.decoding for row in step.rows):
-            drafted = any(row.asked for row in step.rows)
             self._gate.took(
-                drafted=drafted, requests=len(step.rows), tokens=tokens, seconds=seconds
+                drafted=step.drafts, requests=len(step.rows), tokens=tokens, seconds=seconds
             )
 
     def close(self, sequence: Sequence) -> None:
@@ -116,26 +147,47 @@ class Drafting:
 
         Returns the features to fetch first.
         """
-        length = 0 if self._info is None else self._planner.draft_length(self._info.block_size)
         for row in step.rows:
             if row.decoding:
-                row.max_draft = min(length, row.sequence.remaining - 1)  # the target adds one
+                self._choose_source(row)
         able = [row for row in step.rows if row.max_draft]
         if not able:
             return ()
         room = max(max_batch_tokens - step.base_tokens, 0)
-        load = step.load(step.caps(), room, drafted=True)
+        asked = sum(row.found is None for row in able)
+        load = step.load(step.caps(), room, drafter_rows=asked)
         allowance = self._gate.decide(self._history, load)
         for row in able[allowance.rows :]:
-            row.max_draft = 0
+            row.max_draft, row.found = 0, None
         step.capacity = allowance.capacity
         if allowance.rows and self._gate.status.state.pays:
             self._shadow(step.number, able, room)
         return tuple(
             FeatureFetch(row.sequence.key, context.wanted_start, row.sequence.computed_len)
             for row in able[: allowance.rows]
-            if (context := row.sequence.draft_context).has_gap
+            if row.found is None and (context := row.sequence.draft_context).has_gap
         )
+
+    def _choose_source(self, row: Row) -> None:
+        """Who drafts for the row, and how many tokens at most: from committed state and history."""
+        room = row.sequence.remaining - 1  # the target adds one
+        size = 0 if self._info is None else self._info.block_size
+        row.max_draft = min(self._planner.draft_length(size), room)
+        longest = min(self._planner.draft_length(BLOCK_SIZE), room)
+        if self._repeats is None or longest == 0:
+            return
+        draft = self._repeats.draft(row.sequence, longest)
+        if draft is None:
+            return
+        found, expected = draft
+        mode = row.sequence.request.sampling.mode
+        if expected >= self._promise.tokens(mode, row.max_draft):
+            row.found, row.max_draft = found, len(found.tokens)
+
+    def follow(self, sequence: Sequence) -> None:
+        """The target went on with a sequence."""
+        if self._repeats is not None:
+            self._repeats.follow(sequence)
 
     def _shadow(self, step: int, rows: list[Row], room: int) -> None:
         """In every n-th step, have a few rows verified whole: cap-accept. Which ones follows from
@@ -149,7 +201,8 @@ class Drafting:
     def wants_features(self, row: Row) -> bool:
         """Whether the verdict of `row` should bring features, because the next step may draft."""
         return (
-            self._gate.likely_to_draft
+            self._info is not None
+            and self._gate.likely_to_draft
             and not row.sequence.draft_context.has_gap
             and row.sequence.remaining > 2  # one for this step's token, two for a draft to pay
         )
@@ -159,7 +212,9 @@ class Drafting:
         if self._info is None:
             return None
         rows = [
-            row for row in step.rows if row.max_draft and not row.sequence.draft_context.has_gap
+            row
+            for row in step.rows
+            if row.max_draft and row.found is None and not row.sequence.draft_context.has_gap
         ]
         if not rows and not (idle and self._closes):
             return None
@@ -187,6 +242,7 @@ class Drafting:
             self._closes.difference_update(step.drafter_closes)
         for row in step.rows:
             if not row.asked:
+                row.draft = row.found
                 continue
             sequence, draft = row.sequence, drafts.get(row.sequence.key)
             mode = sequence.request.sampling.mode
@@ -199,10 +255,13 @@ class Drafting:
 
     def scores(self, step: Step) -> CurrentScores:
         """Calibrated survival of the drafts of the rows that commit; 0 where there is none."""
-        assert self._calibrator is not None, "drafts come from a drafter that was attached"
-        confidences = self._calibrator.confidences(
-            [row.draft for row in step.committing], _modes(step.committing)
-        )
+        confidences = np.zeros((len(step.committing), self._widest))
+        for source, calibrator in self._calibrators.items():
+            places, rows = _drafted_by(source, step.committing)
+            if rows:
+                confidences[places, : calibrator.block_size] = calibrator.confidences(
+                    [row.draft for row in rows], _modes(rows)
+                )
         scores = CurrentScores(np.cumprod(confidences, axis=1, dtype=np.float64))
         return DeterminedScores.of(scores, step.modes) if step.determined else scores
 
@@ -212,19 +271,35 @@ class Drafting:
 
     def record(self, step: Step) -> None:
         """Remember how the judged drafts turned out."""
-        if step.scores is None or step.drafter is not self._info:
-            return
-        assert self._calibrator is not None, "scores come from a calibrator"
-        judged = [row.proposed > 0 and row.accepted is not None for row in step.committing]
-        rows = list(compress(step.committing, judged))
-        survival = step.scores.survival[judged]
-        admitted = np.array([row.admitted for row in rows], np.int64)
-        accepted = np.array([row.accepted for row in rows], np.int64)
-        for block, sent, kept in zip(survival, admitted.tolist(), accepted.tolist(), strict=True):
-            self._history.record(block, sent, kept)
-        self._calibrator.record(
-            [row.draft for row in rows], _modes(rows), survival, accepted, admitted
-        )
+        if step.scores is None or step.scores.survival.shape[1] != self._widest:
+            return  # nothing was drafted, or another drafter was attached meanwhile
+        for source, calibrator in self._calibrators.items():
+            places, rows = _drafted_by(source, step.committing)
+            judged = [row.proposed > 0 and row.accepted is not None for row in rows]
+            places, rows = list(compress(places, judged)), list(compress(rows, judged))
+            if not rows or (source is DraftSource.MODEL and step.drafter is not self._info):
+                continue
+            survival = step.scores.survival[places]
+            admitted = np.array([row.admitted for row in rows], np.int64)
+            accepted = np.array([row.accepted for row in rows], np.int64)
+            for block, sent, kept in zip(
+                survival, admitted.tolist(), accepted.tolist(), strict=True
+            ):
+                self._history.record(block, sent, kept)
+            modes, own = _modes(rows), survival[:, : calibrator.block_size]
+            calibrator.record([row.draft for row in rows], modes, own, accepted, admitted)
+            if source is DraftSource.MODEL:
+                self._promise.record(modes, own)
+
+
+def _drafted_by(source: DraftSource, rows: Iterable[Row]) -> tuple[list[int], list[Row]]:
+    """The rows with a draft from there, and their places."""
+    found = [
+        (place, row)
+        for place, row in enumerate(rows)
+        if row.draft is not None and row.draft.source is source
+    ]
+    return [place for place, _ in found], [row for _, row in found]
 
 
 def _modes(rows: Iterable[Row]) -> list[VerificationMode]:

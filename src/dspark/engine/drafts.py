@@ -3,9 +3,10 @@
 A drafter is never trusted: what does not fit is dropped, and the row is decoded plainly.
 """
 
+from dataclasses import replace
 from math import isnan
 
-from dspark.core.types import Draft, Floats, VerificationMode
+from dspark.core.types import Draft, DraftSource, Floats, VerificationMode
 
 
 def is_usable(draft: Draft, num_draft: int, mode: VerificationMode, vocab_size: int) -> bool:
@@ -13,7 +14,7 @@ def is_usable(draft: Draft, num_draft: int, mode: VerificationMode, vocab_size: 
     tokens = draft.tokens.tolist()
     length = len(tokens)
     per_token = [draft.confidence_logits]
-    if mode is VerificationMode.REJECTION:
+    if mode is VerificationMode.REJECTION and draft.source is DraftSource.MODEL:
         if draft.q is None or draft.cut is None or _is_ragged(draft.hidden, length):
             return False
         per_token += [draft.q, draft.cut]
@@ -41,8 +42,8 @@ def cut(draft: Draft, length: int) -> Draft | None:
     def head(values: Floats | None) -> Floats | None:
         return None if values is None else values[:length]
 
-    return Draft(
-        key=draft.key,
+    return replace(
+        draft,
         tokens=draft.tokens[:length],
         confidence_logits=draft.confidence_logits[:length],
         q=head(draft.q),

@@ -26,16 +26,16 @@ from dspark.core.types import (
     SequenceKey,
     TargetInfo,
     Verdict,
-    VerificationMode,
     VerifyBatch,
     VerifyReply,
     VerifyRow,
 )
 from dspark.engine.admission import Admission, Limits
-from dspark.engine.calibrator import CalibrationStatus, Calibrator
+from dspark.engine.calibrator import CalibrationStatus, Calibrator, Stream
 from dspark.engine.drafting import Drafting
 from dspark.engine.drafts import cut
 from dspark.engine.events import GateStatus, SequenceEvent, StepOutcome, StepStart
+from dspark.engine.repeats import Repeats
 from dspark.engine.request import Request
 from dspark.engine.sequence import Sequence
 from dspark.engine.stats import summarise
@@ -59,16 +59,20 @@ class Engine:
         cost: StepCost | None,
         limits: Limits,
         cap_accept_every: int = 0,
+        lookup: bool = False,
     ) -> None:
         """`cap_accept_every` steps: once in so many, a few rows are verified whole, to measure
-        what planning destroys and spares; 0: never."""
+        what planning destroys and spares; 0: never. `lookup`: draft what repeats itself, beside a
+        drafter or without one."""
         self._incarnation = incarnation
         self._target = target
         self._planner = planner
         self._cost = cost
         self._limits = limits
         self._admission = Admission(target, limits.max_running)
-        self._drafting = Drafting(planner, cost, target.vocab_size, cap_accept_every)
+        self._drafting = Drafting(
+            planner, cost, target.vocab_size, cap_accept_every, Repeats() if lookup else None
+        )
         self._running: dict[SequenceKey, Sequence] = {}  # in order of admission
         self._closes: set[SequenceKey] = set()  # the verifier has not confirmed these
         self._num_sequences = 0
@@ -132,8 +136,8 @@ class Engine:
         return self._cost
 
     @property
-    def calibration(self) -> dict[VerificationMode, CalibrationStatus]:
-        """How well the drafter's confidences predict, by mode. Takes milliseconds."""
+    def calibration(self) -> dict[Stream, CalibrationStatus]:
+        """How well the drafter's confidences predict. Takes milliseconds."""
         return self._drafting.calibration
 
     @property
@@ -238,7 +242,8 @@ class Engine:
         """The only place that sets how much of a draft is verified; the planner alone decides."""
         committing = step.committing
         proposed = np.array([row.proposed for row in committing], np.int64)
-        load = step.load(proposed, step.capacity, drafted=step.drafter is not None)
+        asked = sum(row.asked for row in step.rows)
+        load = step.load(proposed, step.capacity, drafter_rows=asked)
         if proposed.any() and step.cost is not None:  # without, the gate let nothing be drafted
             step.scores = self._drafting.scores(step)
             lengths = self._planner.plan(step.scores, load, step.cost)
@@ -271,11 +276,13 @@ class Engine:
         sequence = row.sequence
         sequence.computed(verdict)
         if verdict.next_token is None:
+            self._drafting.follow(sequence)
             return None  # prefill goes on
         row.accepted = verdict.accepted
         drafted = [] if row.draft is None else row.draft.tokens[: verdict.accepted].tolist()
         tokens = sequence.commit([*drafted, verdict.next_token])
         row.committed = len(tokens)
+        self._drafting.follow(sequence)
         sequence.count_draft(row.proposed, row.admitted, row.kept)
         if sequence.finish is not None:
             self._retire(sequence)

@@ -1,9 +1,10 @@
 """What a step tells the outside: who got which tokens and text, and what the step did."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dspark.core.types import SequenceKey
+from dspark.core.types import DraftSource, SequenceKey
 from dspark.engine.request import FinishReason
 
 
@@ -99,6 +100,8 @@ class StepStats:
     accepted_by_position: tuple[int, ...]
     verified_lengths: tuple[int, ...]
     accepted_lengths: tuple[int, ...]
+    proposed_by_source: Mapping[DraftSource, int]  # of the sources that drafted
+    accepted_by_source: Mapping[DraftSource, int]
     destroyed: int  # tokens committed on cap-accept rows that the planner would have trimmed
     spared: int  # tokens of those rows that it would have trimmed and that came to nothing
     resynced: int  # drafts that were unusable: the drafter's length disagreed, or it erred

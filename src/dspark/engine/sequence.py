@@ -1,5 +1,6 @@
 """One request's life: every committed token goes through `Sequence.push`, one at a time."""
 
+from dspark.core.ngram import NgramIndex
 from dspark.core.types import SequenceKey, Tokens, Verdict
 from dspark.engine.draft_context import DraftContext
 from dspark.engine.events import Usage
@@ -18,6 +19,7 @@ class Sequence:
         self.request = request
         self.max_len = min(len(request.prompt) + request.max_tokens, max_context)
         self.tokens = list(request.prompt)
+        self.repeats = NgramIndex(self.tokens)
         self.finish: FinishReason | None = None
         self.opened = False  # the verifier holds the sequence
         self.computed_len = 0  # tokens in the verifier's KV cache

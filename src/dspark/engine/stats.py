@@ -1,12 +1,13 @@
 """A step in numbers, from what its rows and the verifier's reply say."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
 
-from dspark.core.types import VerifyReply
+from dspark.core.types import DraftSource, VerifyReply
 from dspark.engine.events import GateStatus, StepStats
-from dspark.engine.step import Step
+from dspark.engine.step import Row, Step
 
 
 def summarise(
@@ -28,6 +29,8 @@ def summarise(
         accepted_by_position=_by_position((row.kept for row in decoded), block_size),
         verified_lengths=tuple(1 + row.admitted for row in decoded),
         accepted_lengths=tuple(row.committed for row in decoded),
+        proposed_by_source=_by_source((row, row.proposed) for row in decoded),
+        accepted_by_source=_by_source((row, row.kept) for row in decoded),
         destroyed=sum(row.destroyed for row in shadowed),
         spared=sum(row.proposed - row.planned - row.destroyed for row in shadowed),
         resynced=step.resynced,
@@ -39,6 +42,14 @@ def summarise(
         predicted_seconds=step.predicted_seconds,
         q_gap=max((verdict.q_gap for verdict in reply.verdicts), default=0.0),
     )
+
+
+def _by_source(counts: Iterable[tuple[Row, int]]) -> Counter[DraftSource]:
+    total: Counter[DraftSource] = Counter()
+    for row, count in counts:
+        if row.draft is not None:
+            total[row.draft.source] += count
+    return total
 
 
 def _by_position(lengths: Iterable[int], block_size: int) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ class Row:
     sequence: Sequence
     num_pending: int
     max_draft: int = 0  # draft tokens it may get; follows from committed state
+    found: Draft | None = None  # what prompt lookup drafts for it, so no drafter is asked
     asked: bool = False  # part of the draft batch that went out
     draft: Draft | None = None  # what came back, if it is usable
     shadowed: bool = False  # verified whole, to learn what its plan would have destroyed
@@ -80,6 +81,11 @@ class Step:
         return sum(row.num_pending for row in self.rows)
 
     @property
+    def drafts(self) -> bool:
+        """Whether a draft of some row was on its way, or there at once."""
+        return any(row.asked or row.draft is not None for row in self.rows)
+
+    @property
     def modes(self) -> set[VerificationMode]:
         """Of the rows that may draft; committed state only."""
         return {row.sequence.request.sampling.mode for row in self.rows if row.max_draft}
@@ -89,15 +95,16 @@ class Step:
         """Whether the output is the same whatever is verified."""
         return VerificationMode.REJECTION not in self.modes
 
-    def load(self, caps: Lengths, capacity: int, *, drafted: bool) -> StepLoad:
-        """The step as planners see it, with `caps` for the rows of `committing`."""
+    def load(self, caps: Lengths, capacity: int, *, drafter_rows: int) -> StepLoad:
+        """The step as planners see it, with `caps` for the rows of `committing`, of which so many
+        take a drafter's time."""
         return StepLoad(
             base_tokens=self.base_tokens,
             context_tokens=sum(row.sequence.computed_len + row.num_pending for row in self.rows),
             caps=caps,
             weights=np.array([row.sequence.request.weight for row in self.committing], np.float64),
             capacity=capacity,
-            drafted=drafted,
+            drafter_rows=drafter_rows,
             determined=self.determined,
         )
 

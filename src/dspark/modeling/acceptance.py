@@ -19,7 +19,7 @@ from torch import Tensor
 from dspark.core import acceptance
 from dspark.core.errors import InvalidRequestError
 from dspark.core.rng import Purpose, uniform
-from dspark.core.types import Draft, Floats, SamplingParams, VerificationMode
+from dspark.core.types import Draft, DraftSource, Floats, SamplingParams, VerificationMode
 from dspark.modeling.drafters.shared import SharedDraftParts
 from dspark.modeling.sampling import draw, probabilities
 
@@ -38,9 +38,16 @@ class Candidate:
         return np.zeros(0, np.int64) if self.draft is None else self.draft.tokens
 
     @property
+    def drawn(self) -> bool:
+        """Whether its draft was drawn from a distribution that has to be rebuilt."""
+        return self.draft is not None and self.draft.source is DraftSource.MODEL
+
+    @property
     def q(self) -> Floats:
-        """What the drafter sent, in `rejection` mode: one probability a drafted token."""
-        return np.zeros(0, np.float32) if self.draft is None else _sent(self.draft.q)
+        """In `rejection` mode: one probability a drafted token, as the drafter sent it."""
+        if self.draft is None or not self.drawn:
+            return np.ones(len(self.drafted), np.float32)
+        return _sent(self.draft.q)
 
     @property
     def rows(self) -> range:
@@ -76,7 +83,8 @@ def decide(
 ) -> list[Decision]:
     """One decision a candidate, in order. target: the rows that the candidates name.
 
-    `shared` rebuilds q; it may be None where no candidate in `rejection` mode has a draft.
+    `shared` rebuilds q; it may be None where no candidate in `rejection` mode has a draft that was
+    drawn.
     """
     decisions: dict[int, Decision] = {}
     greedy: list[int] = []
@@ -104,7 +112,7 @@ def _rejection(
     shared: SharedDraftParts | None,
 ) -> list[Decision]:
     lengths = np.array([len(c.drafted) for c in candidates])
-    if shared is None and lengths.any():
+    if shared is None and any(c.drawn for c in candidates):
         raise InvalidRequestError("a draft cannot be verified by sampling without its drafter")
     logits = target.logits([row for c in candidates for row in c.rows])
     p, _ = probabilities(logits, [c.sampling for c in candidates for _ in c.rows])
@@ -114,7 +122,7 @@ def _rejection(
     weights = p.index_select(0, torch.from_numpy(anchors + accepted).to(p.device))
     rejected = np.flatnonzero(accepted < lengths)
     gaps = np.zeros(len(candidates))
-    if shared is not None and len(rejected):
+    if len(rejected):
         stops = [(candidates[i], int(accepted[i])) for i in rejected]
         weights[rejected], gaps[rejected] = _residuals(weights[rejected], stops, shared)
     nonces = _nonces(candidates)
@@ -156,27 +164,38 @@ def _nonces(candidates: list[Candidate]) -> NDArray[np.uint64]:
 
 
 def _residuals(
-    p: Tensor, stops: list[tuple[Candidate, int]], shared: SharedDraftParts
+    p: Tensor, stops: list[tuple[Candidate, int]], shared: SharedDraftParts | None
 ) -> tuple[Tensor, NDArray[np.float64]]:
     """(p - q)+ [M, V] at each rejected token, unnormalised, with q rebuilt; and the gaps in q."""
-    hidden, previous, tokens, sent, cuts = [], [], [], [], []
+    tokens = torch.tensor([int(candidate.drafted[k]) for candidate, k in stops])
+    q = torch.nn.functional.one_hot(tokens, p.shape[1]).to(p)
+    drawn = [i for i, (candidate, _) in enumerate(stops) if candidate.drawn]
+    if drawn:
+        assert shared is not None, "what a model drew is verified with its shared parts"
+        q[drawn] = _rebuilt([stops[i] for i in drawn], shared, p.device)
+    sent = np.array([candidate.q[k] for candidate, k in stops], np.float64)
+    gaps = np.abs(sent - q[torch.arange(len(stops)), tokens].double().cpu().numpy())
+    residual = (p - q).clamp_(min=0)
+    empty = residual.sum(-1) <= acceptance.MIN_RESIDUAL_MASS
+    return torch.where(empty[:, None], p, residual), gaps
+
+
+def _rebuilt(
+    stops: list[tuple[Candidate, int]], shared: SharedDraftParts, device: torch.device
+) -> Tensor:
+    """The distributions [M, V] from which a model drew these tokens."""
+    hidden, previous, cuts = [], [], []
     for candidate, k in stops:
         assert candidate.draft is not None
         hidden.append(shared.unpack(candidate.draft.hidden)[k])
         previous.append(int(candidate.drafted[k - 1]) if k else candidate.anchor)
-        tokens.append(int(candidate.drafted[k]))
-        sent.append(float(candidate.q[k]))
         cuts.append(float(_sent(candidate.draft.cut)[k]))
-    q = shared.q_row(
+    return shared.q_row(
         torch.stack(hidden),
-        torch.tensor(previous, device=p.device),
-        torch.tensor([c.sampling.temperature for c, _ in stops], device=p.device),
-        torch.tensor(cuts, device=p.device),
+        torch.tensor(previous, device=device),
+        torch.tensor([c.sampling.temperature for c, _ in stops], device=device),
+        torch.tensor(cuts, device=device),
     )
-    rebuilt = q[torch.arange(len(stops)), torch.tensor(tokens)].double().cpu().numpy()
-    residual = (p - q).clamp_(min=0)
-    empty = residual.sum(-1) <= acceptance.MIN_RESIDUAL_MASS
-    return torch.where(empty[:, None], p, residual), np.abs(np.array(sent) - rebuilt)
 
 
 def _sent(values: Floats | None) -> Floats:

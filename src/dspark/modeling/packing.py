@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from dspark.core.errors import InvalidRequestError
-from dspark.core.types import Draft, Floats, VerificationMode, VerifyBatch, VerifyRow
+from dspark.core.types import Draft, DraftSource, Floats, VerificationMode, VerifyBatch, VerifyRow
 from dspark.modeling.backbone import PackedStep, Span
 from dspark.modeling.sequences import HeldSequence
 
@@ -58,8 +58,11 @@ def lay_out(row: VerifyRow, payload: bytes, sequence: HeldSequence, first: int) 
                 f"sequence {row.key.sequence} has {len(sequence.tokens)} tokens and a draft of "
                 f"{len(draft.tokens)}, but was opened for {sequence.max_len}"
             )
-        sampled = sequence.sampling.mode is VerificationMode.REJECTION
-        if sampled and not (_covers(draft.q, draft) and _covers(draft.cut, draft) and draft.hidden):
+        drawn = (
+            sequence.sampling.mode is VerificationMode.REJECTION
+            and draft.source is DraftSource.MODEL
+        )
+        if drawn and not (_covers(draft.q, draft) and _covers(draft.cut, draft) and draft.hidden):
             raise InvalidRequestError(
                 f"sequence {row.key.sequence} samples, but its draft lacks q, cuts or hidden rows"
             )

@@ -161,7 +161,7 @@ def payload_digest(row: VerifyRow) -> bytes:
     if draft is not None:
         arrays = (draft.tokens, draft.q, draft.cut)
         parts = [b"" if part is None else np.asarray(part).tobytes() for part in arrays]
-        parts.append(draft.hidden)
+        parts += [draft.hidden, draft.source.encode()]
     described = (
         row.base_committed_len,
         row.num_pending,

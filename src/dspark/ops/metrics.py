@@ -40,8 +40,8 @@ _CALIBRATION = {
     "auc": "Chance that the survival ranks an accepted position above a rejected one",
 }
 
-ReadCalibration = Callable[[], Mapping[str, Sequence[PositionScores]]]
-"""By verification mode, entry j for block position j."""
+ReadCalibration = Callable[[], Mapping[tuple[str, str], Sequence[PositionScores]]]
+"""By verification mode and source of the drafts, entry j for block position j."""
 
 Metric = TypeVar("Metric", Counter, Gauge, Histogram)
 
@@ -59,6 +59,13 @@ class Metrics:
                 ["position"], registry=self.registry,
             )
             for stage in DRAFT_STAGES
+        }  # fmt: skip
+        self.source_tokens = {
+            stage: Counter(
+                f"dspark_source_{stage}_tokens", f"Draft tokens {stage}, by what drafted them",
+                ["source"], registry=self.registry,
+            )
+            for stage in ("proposed", "accepted")
         }  # fmt: skip
         self.accepted_length = self._histogram(
             "dspark_accepted_length",
@@ -186,14 +193,14 @@ class _CalibrationCollector(Collector):
     def collect(self) -> Iterable[GaugeMetricFamily]:
         families = {
             name: GaugeMetricFamily(
-                f"dspark_calibration_{name}", meaning, labels=["mode", "position"]
+                f"dspark_calibration_{name}", meaning, labels=["mode", "source", "position"]
             )
             for name, meaning in _CALIBRATION.items()
         }
-        for mode, positions in self._read().items():
+        for (mode, source), positions in self._read().items():
             for position, scores in enumerate(positions):
                 for name, family in families.items():
                     value = getattr(scores, name)
                     if value is not None:
-                        family.add_metric([mode, str(position)], value)
+                        family.add_metric([mode, source, str(position)], value)
         return families.values()

@@ -55,7 +55,13 @@ class Settings(BaseModel):
     )
     drafter: str = Field(
         "smollm2-135m-dspark",
-        description="drafter checkpoint: a packaged name, a folder, or none for plain decoding",
+        description="drafter checkpoint: a packaged name or a folder; ngram: prompt lookup alone; "
+        "none: plain decoding",
+    )
+    lookup: bool = Field(
+        True,
+        description="beside a drafter, draft what followed the same words before, where that "
+        "promises more (prompt lookup)",
     )
     served_model_name: str = Field("", description="model id in the API; empty: the target's name")
     precision: Literal["auto", "fp32", "bf16", "fp16w"] = Field(
@@ -153,7 +159,12 @@ class Settings(BaseModel):
 
     @property
     def has_drafter(self) -> bool:
-        return self.drafter != "none"
+        """Whether there is a drafter process; prompt lookup needs none."""
+        return self.drafter not in ("none", "ngram")
+
+    @property
+    def has_lookup(self) -> bool:
+        return self.drafter == "ngram" or (self.lookup and self.has_drafter)
 
     def to_environment(self) -> dict[str, str]:
         """The environment that makes another process load these very settings."""

@@ -11,6 +11,7 @@ from dspark.core.types import (
     DrafterInfo,
     DraftReply,
     DraftRow,
+    DraftSource,
     Floats,
     OpenSequence,
     ProfileShape,
@@ -33,6 +34,11 @@ _STATUS_TO_PB = {
     RowStatus.CONFLICT: verifier_pb2.ROW_STATUS_CONFLICT,
 }
 _STATUS_FROM_PB = {number: status for status, number in _STATUS_TO_PB.items()}
+_SOURCE_TO_PB = {
+    DraftSource.MODEL: types_pb2.DRAFT_SOURCE_MODEL,
+    DraftSource.NGRAM: types_pb2.DRAFT_SOURCE_NGRAM,
+}
+_SOURCE_FROM_PB = {number: source for source, number in _SOURCE_TO_PB.items()}
 
 # Messages whose fields are exactly the dataclass's scalars.
 _TARGET_FIELDS = tuple(TargetInfo.__dataclass_fields__)
@@ -70,6 +76,7 @@ def _encode_draft(draft: Draft) -> types_pb2.Draft:
         tokens=draft.tokens.tolist(),
         confidence_logits=draft.confidence_logits.tolist(),
         in_sync=draft.in_sync,
+        source=_SOURCE_TO_PB[draft.source],
         q=None if draft.q is None else draft.q.tolist(),
         cut=None if draft.cut is None else draft.cut.tolist(),
         hidden=draft.hidden,
@@ -82,6 +89,7 @@ def _decode_draft(message: types_pb2.Draft) -> Draft:
         tokens=np.array(message.tokens, dtype=np.int64),
         confidence_logits=_floats(message.confidence_logits),
         in_sync=message.in_sync,
+        source=_SOURCE_FROM_PB[message.source],
         q=_floats(message.q) if message.q else None,
         cut=_floats(message.cut) if message.cut else None,
         hidden=message.hidden,

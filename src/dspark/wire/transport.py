@@ -4,7 +4,7 @@ from typing import Protocol
 
 from dspark.core.errors import HandshakeError, MessageTooLargeError
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 MAX_MESSAGE_BYTES = 64 * 2**20  # a long prompt's features in one message; gRPC's default is 4 MiB
 _KEEPALIVE_MS = 10_000

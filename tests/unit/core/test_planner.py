@@ -108,8 +108,8 @@ class TestCausal:
     def test_only_a_draft_that_was_paid_for_counts(self) -> None:
         """The draft is sunk; the more it took, the more a verified token is worth."""
         cost = replace(LINEAR, draft=Curve((1, 2), (4.0, 4.0)))
-        assert plan(CausalPlanner(), [[0.3, 0, 0]], cost, drafted=False) == [0]
-        assert plan(CausalPlanner(), [[0.3, 0, 0]], cost, drafted=True) == [1]
+        assert plan(CausalPlanner(), [[0.3, 0, 0]], cost, drafter_rows=0) == [0]
+        assert plan(CausalPlanner(), [[0.3, 0, 0]], cost) == [1]
 
     def test_the_head_is_paid_by_the_row(self) -> None:
         cost = StepCost(tokens=Curve((1, 100), (1.0, 1.0)), head_row_seconds=10.0)
@@ -236,10 +236,13 @@ class TestExpectedThroughput:
         useless = HistoricalScores([[0.1, 0, 0]])
         assert throughput(planner, useless, load(1), cost) < plain_throughput(load(1), cost)
 
-    def test_a_sunk_draft_is_none_of_its_business(self, planner: Planner) -> None:
+    def test_only_what_a_drafter_is_asked_for_is_paid(self, planner: Planner) -> None:
         cost = replace(FLAT, draft=Curve((1, 2), (0.5, 0.5)))
-        steps = [load(1, drafted=drafted) for drafted in (True, False)]
-        assert len({throughput(planner, self.history, step, cost) for step in steps}) == 1
+        paid, free = (
+            throughput(planner, self.history, load(1, drafter_rows=rows), cost) for rows in (1, 0)
+        )
+        assert paid == throughput(planner, self.history, load(1), cost)
+        assert free == throughput(planner, self.history, load(1), FLAT) > paid
 
     def test_a_sample_stands_for_the_requests_however_large_it_is(self, planner: Planner) -> None:
         once = [[0.9, 0.8, 0.1], [0.3, 0.1, 0.0]]

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dspark.core.types import SequenceKey, VerificationMode
+from dspark.core.types import DraftSource, SequenceKey, VerificationMode
 from dspark.engine.drafts import cut, is_usable
 from tests.support.world import block, check_draft
 
@@ -38,6 +38,15 @@ def test_a_complete_draft_is_usable() -> None:
 )
 def test_what_does_not_fit_is_not_usable(bad) -> None:
     assert not is_usable(bad, 3, REJECTION, 4)
+
+
+def test_what_was_looked_up_needs_no_q() -> None:
+    found = replace(block(KEY, [1, 2, 3]), source=DraftSource.NGRAM)
+    assert is_usable(found, 3, REJECTION, 4)
+    assert not is_usable(replace(found, source=DraftSource.MODEL), 3, REJECTION, 4)
+    shorter = cut(found, 2)
+    assert shorter is not None
+    assert shorter.source is DraftSource.NGRAM
 
 
 def test_cutting_keeps_every_part_with_its_token() -> None:

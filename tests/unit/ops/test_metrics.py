@@ -7,6 +7,7 @@ from dspark_services.scheduler.metering import MetricsObserver
 from dspark_services.scheduler.observer import StepTiming
 
 from dspark.core.reliability import PositionScores
+from dspark.core.types import DraftSource
 from dspark.engine.events import GateState, GateStatus, StepOutcome, StepStats
 from dspark.ops.metrics import Metrics
 
@@ -29,6 +30,8 @@ def outcome(*, gate: GateState = GateState.TRIMMING, q_gap: float = 0.0) -> Step
         accepted_by_position=(1, 1, 0, 0),
         verified_lengths=(4, 2),
         accepted_lengths=(3, 1),
+        proposed_by_source={DraftSource.MODEL: 4, DraftSource.NGRAM: 3},
+        accepted_by_source={DraftSource.MODEL: 2, DraftSource.NGRAM: 0},
         destroyed=1,
         spared=2,
         resynced=1,
@@ -50,6 +53,13 @@ def metrics() -> Metrics:
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(name, labels)
+
+
+def test_sources_of_drafts_are_told_apart(metrics: Metrics) -> None:
+    MetricsObserver(metrics).on_step(outcome(), TIMING)
+    for source, proposed, accepted in (("model", 4, 2), ("ngram", 3, 0)):
+        assert value(metrics, "dspark_source_proposed_tokens_total", source=source) == proposed
+        assert value(metrics, "dspark_source_accepted_tokens_total", source=source) == accepted
 
 
 def test_what_trimming_destroys_and_spares_is_counted(metrics: Metrics) -> None:
@@ -161,14 +171,14 @@ def test_two_schedulers_in_a_process_do_not_share_values(metrics: Metrics) -> No
 
 def test_calibration_is_read_when_metrics_are() -> None:
     metrics = Metrics("m")
-    modes = {"greedy": (PositionScores(100, 0.02, 0.01, 0.1, 0.8),)}
-    metrics.watch_calibration(lambda: modes)
+    streams = {("greedy", "model"): (PositionScores(100, 0.02, 0.01, 0.1, 0.8),)}
+    metrics.watch_calibration(lambda: streams)
     value = metrics.registry.get_sample_value
-    labels = {"mode": "greedy", "position": "0"}
+    labels = {"mode": "greedy", "source": "model", "position": "0"}
     assert value("dspark_calibration_ece", labels) == 0.02
     assert value("dspark_calibration_ece_floor", labels) == 0.01
     assert value("dspark_calibration_brier", labels) == 0.1
     assert value("dspark_calibration_auc", labels) == 0.8
-    modes["greedy"] = (PositionScores(200, 0.01, 0.005, 0.1, None),)
+    streams["greedy", "model"] = (PositionScores(200, 0.01, 0.005, 0.1, None),)
     assert value("dspark_calibration_count", labels) == 200
     assert value("dspark_calibration_auc", labels) is None

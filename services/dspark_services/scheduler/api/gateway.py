@@ -43,7 +43,7 @@ class Gateway:
         for gauge in (self.metrics.waiting, self.metrics.vllm_waiting):
             gauge.set_function(lambda: driver.status.waiting)
         self.metrics.watch_calibration(
-            lambda: {mode: own.positions for mode, own in driver.calibration.items()}
+            lambda: {stream: own.positions for stream, own in driver.calibration.items()}
         )
 
     @property

@@ -59,7 +59,9 @@ def operation_routes(gateway: Gateway) -> APIRouter:
         return common | {
             "driver": asdict(driver.status),
             "target": asdict(driver.target),
-            "calibration": {mode: asdict(own) for mode, own in driver.calibration.items()},
+            "calibration": [
+                stream._asdict() | asdict(own) for stream, own in driver.calibration.items()
+            ],
             "cost": None if driver.cost is None else asdict(driver.cost),
         }
 

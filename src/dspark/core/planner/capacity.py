@@ -41,5 +41,5 @@ class CapacityPlanner:
         if not isinstance(scores, DeterminedScores):
             return admit(values, load.capacity)
         best = ranked(values)[None, : load.capacity]
-        step = Prospects.of(best, load, cost, drafted=load.drafted)
+        step = Prospects.of(best, load, cost)
         return admit(values, int(step.best()[0]))

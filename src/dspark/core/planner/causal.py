@@ -34,5 +34,5 @@ class CausalPlanner:
     def plan(self, scores: CurrentScores, load: StepLoad, cost: StepCost) -> Lengths:
         values = token_values(scores, load)
         best = ranked(values)[None, : load.capacity]
-        step = Prospects.of(best, load, cost, drafted=load.drafted)
+        step = Prospects.of(best, load, cost)
         return admit(values, int(step.first_decline()[0]))

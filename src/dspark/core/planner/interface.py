@@ -25,7 +25,7 @@ class StepLoad:
     caps: Lengths  # [R] most draft tokens a row may verify, from committed state only; 0: no draft
     weights: NDArray[np.float64]  # [R] what a token of the row counts, 1 as a rule
     capacity: int  # K: most draft tokens the step may verify
-    drafted: bool = True  # the step pays for a draft
+    drafter_rows: int | None = None  # requests that a drafter is asked for; None: all with a cap
     determined: bool = False  # no row that may draft is in `rejection` mode: the output is a given
 
     def __post_init__(self) -> None:
@@ -43,6 +43,11 @@ class StepLoad:
     def drafting(self) -> int:
         """Requests that may draft."""
         return int(np.count_nonzero(self.caps))
+
+    @property
+    def paid(self) -> int:
+        """Requests whose drafts take a drafter's time."""
+        return self.drafting if self.drafter_rows is None else self.drafter_rows
 
 
 @dataclass(frozen=True, slots=True)

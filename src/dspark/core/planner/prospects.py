@@ -1,6 +1,6 @@
 """What steps are expected to bring and to cost, for every number of admitted tokens at once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -21,12 +21,12 @@ class Prospects:
     seconds: Values  # [N + 1] of the whole step
 
     @classmethod
-    def of(cls, ranked: Values, load: StepLoad, cost: StepCost, *, drafted: bool) -> Self:
-        """From the values of the ranked tokens, falling, [S, N]; `drafted`: a draft is paid for."""
+    def of(cls, ranked: Values, load: StepLoad, cost: StepCost) -> Self:
+        """From the values of the ranked tokens, falling, [S, N]."""
         tokens = np.zeros((ranked.shape[0], ranked.shape[1] + 1))
         np.cumsum(ranked, axis=1, out=tokens[:, 1:])
         tokens += load.weights.sum()
-        fixed = cost.overhead_seconds + (cost.draft_seconds(load.drafting) if drafted else 0.0)
+        fixed = cost.overhead_seconds + cost.draft_seconds(load.paid)
         verify = cost.verify_seconds_of_more(
             load.base_tokens, load.requests, load.context_tokens, ranked.shape[1]
         )
@@ -55,7 +55,7 @@ class Prospects:
 
 def plain_throughput(load: StepLoad, cost: StepCost) -> float:
     """Expected tokens per second of a step that neither drafts nor verifies a draft."""
-    step = Prospects.of(np.empty((1, 0)), load, cost, drafted=False)
+    step = Prospects.of(np.empty((1, 0)), replace(load, drafter_rows=0), cost)
     return step.throughput(np.zeros(1, np.int64))
 
 
@@ -71,4 +71,4 @@ def rehearsal(scores: HistoricalScores, load: StepLoad, cost: StepCost) -> Prosp
     blocks = dealt.reshape(steps, len(rows), sample.shape[1]) * load.weights[rows, None]
     blocks[:, np.arange(sample.shape[1]) >= load.caps[rows, None]] = 0.0
     ranked = np.sort(blocks.reshape(steps, -1), axis=1)[:, ::-1]
-    return Prospects.of(ranked[:, : load.capacity], load, cost, drafted=True)
+    return Prospects.of(ranked[:, : load.capacity], load, cost)

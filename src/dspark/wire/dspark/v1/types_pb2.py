@@ -24,19 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64spark/v1/types.proto\x12\tdspark.v1\"4\n\x0bSequenceKey\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"R\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05nonce\x18\x04 \x01(\x06\"\x90\x01\n\x05\x44raft\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.dspark.v1.SequenceKey\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x19\n\x11\x63onfidence_logits\x18\x03 \x03(\x02\x12\x0f\n\x07in_sync\x18\x04 \x01(\x08\x12\t\n\x01q\x18\x05 \x03(\x02\x12\x0b\n\x03\x63ut\x18\x06 \x03(\x02\x12\x0e\n\x06hidden\x18\x07 \x01(\x0c\"K\n\x10HandshakeRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x1d\n\x15scheduler_incarnation\x18\x02 \x01(\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64spark/v1/types.proto\x12\tdspark.v1\"4\n\x0bSequenceKey\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"R\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05nonce\x18\x04 \x01(\x06\"\xb8\x01\n\x05\x44raft\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.dspark.v1.SequenceKey\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x19\n\x11\x63onfidence_logits\x18\x03 \x03(\x02\x12\x0f\n\x07in_sync\x18\x04 \x01(\x08\x12\t\n\x01q\x18\x05 \x03(\x02\x12\x0b\n\x03\x63ut\x18\x06 \x03(\x02\x12\x0e\n\x06hidden\x18\x07 \x01(\x0c\x12&\n\x06source\x18\x08 \x01(\x0e\x32\x16.dspark.v1.DraftSource\"K\n\x10HandshakeRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x1d\n\x15scheduler_incarnation\x18\x02 \x01(\x06*=\n\x0b\x44raftSource\x12\x16\n\x12\x44RAFT_SOURCE_MODEL\x10\x00\x12\x16\n\x12\x44RAFT_SOURCE_NGRAM\x10\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dspark.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_DRAFTSOURCE']._serialized_start=438
+  _globals['_DRAFTSOURCE']._serialized_end=499
   _globals['_SEQUENCEKEY']._serialized_start=36
   _globals['_SEQUENCEKEY']._serialized_end=88
   _globals['_SAMPLINGPARAMS']._serialized_start=90
   _globals['_SAMPLINGPARAMS']._serialized_end=172
   _globals['_DRAFT']._serialized_start=175
-  _globals['_DRAFT']._serialized_end=319
-  _globals['_HANDSHAKEREQUEST']._serialized_start=321
-  _globals['_HANDSHAKEREQUEST']._serialized_end=396
+  _globals['_DRAFT']._serialized_end=359
+  _globals['_HANDSHAKEREQUEST']._serialized_start=361
+  _globals['_HANDSHAKEREQUEST']._serialized_end=436
 # @@protoc_insertion_point(module_scope)

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -17,6 +18,23 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _DraftSource:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DraftSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DraftSource.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DRAFT_SOURCE_MODEL: _DraftSource.ValueType  # 0
+    DRAFT_SOURCE_NGRAM: _DraftSource.ValueType  # 1
+    """prompt lookup: nothing is drawn, q is 1 on each token"""
+
+class DraftSource(_DraftSource, metaclass=_DraftSourceEnumTypeWrapper): ...
+
+DRAFT_SOURCE_MODEL: DraftSource.ValueType  # 0
+DRAFT_SOURCE_NGRAM: DraftSource.ValueType  # 1
+"""prompt lookup: nothing is drawn, q is 1 on each token"""
+Global___DraftSource: _TypeAlias = DraftSource  # noqa: Y015
 
 @_typing.final
 class SequenceKey(_message.Message):
@@ -76,7 +94,7 @@ Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
 class Draft(_message.Message):
-    """A drafted block of k tokens. q, cut and hidden are filled in rejection mode only."""
+    """A drafted block of k tokens. q, cut and hidden are filled in rejection mode only, by the model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -87,10 +105,12 @@ class Draft(_message.Message):
     Q_FIELD_NUMBER: _builtins.int
     CUT_FIELD_NUMBER: _builtins.int
     HIDDEN_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     in_sync: _builtins.bool
     """false: lengths disagree, nothing drafted, re-sync this sequence"""
     hidden: _builtins.bytes
     """k rows of the draft hidden state in the wire dtype"""
+    source: Global___DraftSource.ValueType
     @_builtins.property
     def key(self) -> Global___SequenceKey: ...
     @_builtins.property
@@ -113,10 +133,11 @@ class Draft(_message.Message):
         q: _abc.Iterable[_builtins.float] | None = ...,
         cut: _abc.Iterable[_builtins.float] | None = ...,
         hidden: _builtins.bytes = ...,
+        source: Global___DraftSource.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confidence_logits", b"confidence_logits", "cut", b"cut", "hidden", b"hidden", "in_sync", b"in_sync", "key", b"key", "q", b"q", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confidence_logits", b"confidence_logits", "cut", b"cut", "hidden", b"hidden", "in_sync", b"in_sync", "key", b"key", "q", b"q", "source", b"source", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
