@@ -359,7 +359,9 @@ class World:
                 self.engine.supply(key, self.verifier.features(key, start, stop))
 
     def verify_and_commit(self, batch: VerifyBatch) -> StepOutcome:
-        outcome = self.engine.commit(self.verifier.verify(batch))
+        events = self.engine.commit(self.verifier.verify(batch))
+        outcome = self.engine.account()
+        assert outcome.events == events
         self.outcomes.append(outcome)
         for event in outcome.events:
             self.events.setdefault(event.key, []).append(event)

@@ -16,7 +16,7 @@ from dspark.core.errors import (
     StaleStepError,
     WorkerUnavailableError,
 )
-from dspark.core.refresh import CostRefresher, StepTime
+from dspark.core.refresh import CostRefresher
 from dspark.core.types import (
     DraftBatch,
     DraftReply,
@@ -27,7 +27,7 @@ from dspark.core.types import (
 )
 from dspark.engine.calibrator import CalibrationStatus, Stream
 from dspark.engine.engine import Engine
-from dspark.engine.events import GateStatus, StepOutcome, StepStart
+from dspark.engine.events import GateStatus, StepStart
 from dspark.engine.ports import DrafterPort, VerifierPort
 from dspark.engine.request import Request
 from dspark_services.scheduler.drafter_link import DrafterLink, DrafterTiming, Recall
@@ -188,42 +188,44 @@ class Driver:
         clock.lap("plan")
         verdicts = await self._verify(batch)
         clock.lap("verify")
+        await self._settle()
         if verdicts is None:
             self._engine.verifier_lost()
             return
         try:
-            outcome = self._engine.commit(verdicts)
+            events = self._engine.commit(verdicts)
         except (StaleStepError, ConflictingStepError) as error:
             log.error("step %d refused: %s", batch.step, error)
             self._observer.on_fallback("refused-step")
             self._engine.verifier_lost()
             return
-        self._streams.deliver(outcome.events)
+        self._streams.deliver(events)
         clock.lap("commit")
         timing = clock.timing(drafts, verdicts)
-        step = None
-        if drafts is not None or drafts_wanted is None:  # else it waited for nothing
-            block_size = 0 if self._link is None else self._link.block_size
-            step = step_time(outcome.stats, timing, drafts_wanted, block_size)
-        if step is not None and self._refresher is not None:
+        usual = drafts is not None or drafts_wanted is None  # else it waited for nothing
+        if usual and self._refresher is not None:
             self._engine.took(timing.total)
-        await self._settle()
-        self._accounting = asyncio.create_task(self._account(outcome, timing, step))
+        self._accounting = asyncio.create_task(
+            self._account(timing, drafts_wanted if usual else None, usual=usual)
+        )
 
     async def _account(
-        self, outcome: StepOutcome, timing: StepTiming, step: StepTime | None
+        self, timing: StepTiming, drafting: DraftBatch | None, *, usual: bool
     ) -> None:
         """What a step leaves to be written down and learnt, while the next one waits for its first
         worker."""
+        outcome = self._engine.account()
         self._observer.on_step(outcome, timing)
-        if step is not None and self._refresher is not None:
-            cost = self._refresher.observe(step)
+        if usual and self._refresher is not None:
+            block_size = 0 if self._link is None else self._link.block_size
+            step = step_time(outcome.stats, timing, drafting, block_size)
+            cost = None if step is None else self._refresher.observe(step)
             if cost is not None:
                 self._engine.use_cost(cost)
 
     async def _settle(self) -> None:
-        """See that the last step's accounts are written; an error in them is a defect, and ends
-        the loop."""
+        """See that the last step's accounts are written, as they are by now; an error in them is a
+        defect, and ends the loop."""
         if self._accounting is not None:
             await self._accounting
 

@@ -7,11 +7,15 @@ A driver runs one step as
         engine.supply(fetch.key, <features from the verifier>)
     batch = engine.draft_batch()
     verify_batch = engine.plan(<the drafter's reply to batch> or None)
-    outcome = engine.commit(<the verifier's reply to verify_batch>)
+    events = engine.commit(<the verifier's reply to verify_batch>)
     engine.took(<seconds>)  # may be left out
+    outcome = engine.account()  # may wait until after the next `begin`
 
 `add`, `cancel`, `attach_drafter` and `use_cost` may be called at any time, also between these.
 """
+
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -79,6 +83,7 @@ class Engine:
         self._num_steps = 0
         self._step: Step | None = None
         self._last: Step | None = None  # committed
+        self._to_account: Callable[[], StepOutcome] | None = None  # of the last step
 
     def attach_drafter(
         self, info: DrafterInfo | None, calibrator: Calibrator | None = None
@@ -183,13 +188,15 @@ class Engine:
         rows = tuple(self._verify_row(row) for row in step.rows)
         return VerifyBatch(step.number, rows, step.verifier_closes)
 
-    def commit(self, reply: VerifyReply) -> StepOutcome:
+    def commit(self, reply: VerifyReply) -> tuple[SequenceEvent, ...]:
         """Replay the verdicts token by token.
 
         Raises StaleStepError or ConflictingStepError, before changing anything, when the reply
         does not fit the planned batch; `verifier_lost` recovers from that.
         """
         step = self._current_step(planned=True)
+        if self._to_account is not None:
+            raise RuntimeError("the step before was not accounted for")
         verdicts = checked_verdicts(step, reply)
         self._step, self._last = None, step
         self._closes.difference_update(step.verifier_closes)
@@ -203,11 +210,20 @@ class Engine:
                 step.reopened += 1
             elif event := self._commit_row(row, verdict):
                 events.append(event)
-        self._drafting.record(step)
-        stats = summarise(
-            step, reply, waiting=self.num_waiting, running=self.num_running, gate=self.gate
-        )
-        return StepOutcome(step.number, tuple(events), stats)
+        load = {"waiting": self.num_waiting, "running": self.num_running}
+        summary = partial(summarise, step, reply, gate=self.gate, **load)
+        self._to_account = lambda: StepOutcome(step.number, tuple(events), summary())
+        return tuple(events)
+
+    def account(self) -> StepOutcome:
+        """Learn from the step committed last, and sum it up. Once for each step, before the next
+        one is committed; no client has to wait for it.
+        """
+        if self._last is None or self._to_account is None:
+            raise RuntimeError("account() was called without a step to account for")
+        outcome, self._to_account = self._to_account(), None
+        self._drafting.record(self._last)
+        return outcome
 
     def took(self, seconds: float) -> None:
         """Say, before the next one begins, how long the step committed last took, from `begin` on,

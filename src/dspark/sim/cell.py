@@ -143,7 +143,8 @@ class Cell:
         batch = engine.plan(drafts)
         verdicts = self._verifier.verify(batch)
         seconds = verdicts.seconds + (0.0 if drafts is None else drafts.seconds)
-        return engine.commit(verdicts), seconds + (self._overhead if batch.rows else 0.0)
+        engine.commit(verdicts)
+        return engine.account(), seconds + (self._overhead if batch.rows else 0.0)
 
     def _add(self, index: int, arrived: float) -> None:
         script = draw_script(self._workload, self._seed, index)

@@ -59,6 +59,25 @@ def test_calls_out_of_order_are_refused() -> None:
     running.run()
 
 
+def test_accounts_may_wait_for_the_next_step_but_no_longer() -> None:
+    running = world()
+    running.engine.add(request(max_tokens=12))
+    running.step()
+    with pytest.raises(RuntimeError, match="without a step"):
+        running.engine.account()
+    events = running.engine.commit(running.verifier.verify(plan(running)))
+    running.engine.begin()
+    verdicts = running.verifier.verify(running.engine.plan(None))
+    with pytest.raises(RuntimeError, match="not accounted"):
+        running.engine.commit(verdicts)
+    outcome = running.engine.account()
+    assert outcome.events == events
+    assert outcome.stats.accepted > 0
+    running.engine.commit(verdicts)
+    running.engine.account()
+    running.run()
+
+
 def test_prefill_shares_a_budget_first_come_first_served() -> None:
     running = world(limits=Limits(max_prefill_tokens=6))
     for length in (4, 7, 1):
@@ -220,11 +239,9 @@ def test_a_sequence_the_verifier_does_not_know_is_opened_again(lost: str) -> Non
     running.step()
     reply = running.verifier.verify(plan(running))
     unknown = replace(reply.verdicts[0], status=RowStatus.UNKNOWN)
-    outcome = running.engine.commit(
-        replace(reply, verdicts=(unknown,) if lost == "unknown" else ())
-    )
-    assert outcome.stats.reopened == 1
-    assert outcome.events == ()
+    verdicts = (unknown,) if lost == "unknown" else ()
+    assert running.engine.commit(replace(reply, verdicts=verdicts)) == ()
+    assert running.engine.account().stats.reopened == 1
     batch = plan(running)
     assert batch.rows[0].open is not None
     assert batch.rows[0].open.tokens == (0, 1)
