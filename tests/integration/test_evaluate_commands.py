@@ -37,6 +37,10 @@ def test_acceptance_is_scored_with_and_without_the_markov_head(
     kept = json.loads((tmp_path / "out.json").read_text())
     assert set(kept["drafter"]) == set(kept["without_markov"]) == {"math", "chat", "all"}
     assert kept["drafter"] != kept["without_markov"]
+    for kind in ("with_lookup", "lookup_alone"):
+        assert set(kept[kind]) == {"math", "chat", "all"}
+        assert all(0 < own["looked_up"] <= 1 for own in kept[kind].values())
+    assert kept["with_lookup"]["all"]["accepted_length"] > kept["drafter"]["all"]["accepted_length"]
     first = [kept[kind]["all"]["acceptance"][0] for kind in ("drafter", "without_markov")]
     assert len(set(first)) == 2  # the head sees the anchor: it matters from the first token on
     assert "<svg" in (tmp_path / "picture.svg").read_text()

@@ -23,6 +23,7 @@ from dspark.core.errors import ConfigError, DSparkError
 from dspark.core.sampling import transform
 from dspark.core.statistics import chi_square_p_value
 from dspark.core.types import SamplingParams
+from dspark.data.target_files import stop_ids
 from dspark.modeling.targets import resolve_target
 from dspark.ops.settings import Settings
 
@@ -100,8 +101,7 @@ def exact_law(settings: Settings, prompt: str, sampling: SamplingParams = SAMPLI
     folder = resolve_target(settings.target, settings.cache_dir)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    listed = model.generation_config.eos_token_id
-    stops = {tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed])}
+    stops = stop_ids(folder, tokenizer.convert_tokens_to_ids)
     prompt_ids = tokenizer(prompt)["input_ids"]
     law: Law = {}
     unfinished: Law = {(): 1.0}

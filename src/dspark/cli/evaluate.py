@@ -147,7 +147,7 @@ def evaluate_acceptance(
         )
     table = Table(
         "domain", "rounds", "accepted length", "by position", "without Markov head", "by position",
-        "4-gram table",
+        "4-gram table", "lookup alone", "drafter and lookup",
     )  # fmt: skip
     for domain, score in result.drafter.items():
         parallel = result.without_markov[domain]
@@ -159,6 +159,8 @@ def evaluate_acceptance(
             f"{parallel.accepted_length:.2f}",
             " ".join(f"{share:.2f}" for share in parallel.acceptance),
             f"{result.table[domain].accepted_length:.2f}" if result.table else "-",
+            f"{result.lookup_alone[domain].accepted_length:.2f}",
+            f"{result.with_lookup[domain].accepted_length:.2f}",
         )
     Console().print(table)
     if out is not None:

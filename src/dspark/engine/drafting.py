@@ -1,11 +1,7 @@
-"""The drafts of a step: who drafts and from which source, what the drafter must be told, what its
-reply is worth.
+"""The drafts of a step: who drafts, what the drafter must be told, what its reply is worth.
 
 A drafter is never trusted and never waited for: what is missing or does not fit becomes an empty
 draft, that row is decoded plainly, and the sequence is synchronised anew.
-
-Where prompt lookup is on, it drafts the rows for which it promises more than the drafter does on
-average. That is decided before anything is drafted, from committed tokens and from history.
 """
 
 from collections.abc import Iterable
@@ -22,18 +18,16 @@ from dspark.core.types import (
     DrafterInfo,
     DraftReply,
     DraftRow,
-    DraftSource,
     SequenceKey,
-    VerificationMode,
 )
 from dspark.engine.calibrator import CalibrationStatus, Calibrator, Stream
 from dspark.engine.drafts import is_usable
 from dspark.engine.events import FeatureFetch, GateState, GateStatus
 from dspark.engine.gate import DraftGate
 from dspark.engine.history import History
-from dspark.engine.promise import Promise
-from dspark.engine.repeats import BLOCK_SIZE, Repeats
+from dspark.engine.repeats import Repeats
 from dspark.engine.sequence import Sequence
+from dspark.engine.sources import Sources
 from dspark.engine.step import Row, Step
 
 CAP_ACCEPT_ROWS = 4  # in a step: a busy batch then pays for a few rows, not for all of them
@@ -56,14 +50,9 @@ class Drafting:
         self._gate = DraftGate(planner, cost)
         self._info: DrafterInfo | None = None
         self._incarnation: int | None = None  # of the last drafter attached
-        self._calibrators: dict[DraftSource, Calibrator] = {}  # the drafter's: of the last attached
-        self._promise = Promise(block_size=0)  # of the last drafter attached
-        self._history = History(block_size=0)
+        self._sources = Sources(planner, repeats)
+        self._history = History(self._sources.widest)
         self._closes: set[SequenceKey] = set()
-        self._repeats = repeats
-        if repeats is not None:
-            self._calibrators[DraftSource.NGRAM] = repeats.calibrator
-        self._renew()
         self._open_gate()
 
     @property
@@ -73,11 +62,7 @@ class Drafting:
     @property
     def calibration(self) -> dict[Stream, CalibrationStatus]:
         """See `Engine.calibration`."""
-        return {
-            Stream(mode, source): status
-            for source, calibrator in self._calibrators.items()
-            for mode, status in calibrator.status().items()
-        }
+        return self._sources.calibration
 
     @property
     def has_closes(self) -> bool:
@@ -91,33 +76,22 @@ class Drafting:
     ) -> None:
         """See `Engine.attach_drafter`."""
         if info is not None and info.incarnation != self._incarnation:
-            self._calibrators[DraftSource.MODEL] = calibrator or Calibrator(info)
+            self._sources.renew(calibrator or Calibrator(info))
             self._incarnation = info.incarnation
-            self._renew()
+            self._history = History(self._sources.widest)
             self._closes.clear()
             for sequence in running:
                 sequence.forget_drafter()
         self._info = info
         self._open_gate()
 
-    def _renew(self) -> None:
-        """The drafts to come are of other sources than those that are remembered."""
-        own = self._calibrators.get(DraftSource.MODEL)
-        self._promise = Promise(0 if own is None else own.block_size)
-        self._history = History(self._widest)
-
     def _open_gate(self) -> None:
-        if self._info is None and self._repeats is None:
+        if self._info is None and not self._sources.has_lookup:
             self._gate.close("no drafter attached")
-        elif self._planner.draft_length(self._widest) == 0:
+        elif self._planner.draft_length(self._sources.widest) == 0:
             self._gate.close(f"planner {self._planner.name} never drafts")
         else:
             self._gate.open()
-
-    @property
-    def _widest(self) -> int:
-        """Most tokens of a draft from any source."""
-        return max((own.block_size for own in self._calibrators.values()), default=0)
 
     def profiling(self) -> None:
         """See `Engine.profiling_drafter`."""
@@ -149,7 +123,7 @@ class Drafting:
         """
         for row in step.rows:
             if row.decoding:
-                self._choose_source(row)
+                self._sources.choose(row, self._info)
         able = [row for row in step.rows if row.max_draft]
         if not able:
             return ()
@@ -168,26 +142,9 @@ class Drafting:
             if row.found is None and (context := row.sequence.draft_context).has_gap
         )
 
-    def _choose_source(self, row: Row) -> None:
-        """Who drafts for the row, and how many tokens at most: from committed state and history."""
-        room = row.sequence.remaining - 1  # the target adds one
-        size = 0 if self._info is None else self._info.block_size
-        row.max_draft = min(self._planner.draft_length(size), room)
-        longest = min(self._planner.draft_length(BLOCK_SIZE), room)
-        if self._repeats is None or longest == 0:
-            return
-        draft = self._repeats.draft(row.sequence, longest)
-        if draft is None:
-            return
-        found, expected = draft
-        mode = row.sequence.request.sampling.mode
-        if expected >= self._promise.tokens(mode, row.max_draft):
-            row.found, row.max_draft = found, len(found.tokens)
-
     def follow(self, sequence: Sequence) -> None:
         """The target went on with a sequence."""
-        if self._repeats is not None:
-            self._repeats.follow(sequence)
+        self._sources.follow(sequence)
 
     def _shadow(self, step: int, rows: list[Row], room: int) -> None:
         """In every n-th step, have a few rows verified whole: cap-accept. Which ones follows from
@@ -255,13 +212,7 @@ class Drafting:
 
     def scores(self, step: Step) -> CurrentScores:
         """Calibrated survival of the drafts of the rows that commit; 0 where there is none."""
-        confidences = np.zeros((len(step.committing), self._widest))
-        for source, calibrator in self._calibrators.items():
-            places, rows = _drafted_by(source, step.committing)
-            if rows:
-                confidences[places, : calibrator.block_size] = calibrator.confidences(
-                    [row.draft for row in rows], _modes(rows)
-                )
+        confidences = self._sources.confidences(step.committing)
         scores = CurrentScores(np.cumprod(confidences, axis=1, dtype=np.float64))
         return DeterminedScores.of(scores, step.modes) if step.determined else scores
 
@@ -271,39 +222,20 @@ class Drafting:
 
     def record(self, step: Step) -> None:
         """Remember how the judged drafts turned out."""
-        if step.scores is None or step.scores.survival.shape[1] != self._widest:
+        if step.scores is None or step.scores.survival.shape[1] != self._sources.widest:
             return  # nothing was drafted, or another drafter was attached meanwhile
-        for source, calibrator in self._calibrators.items():
-            places, rows = _drafted_by(source, step.committing)
-            judged = [row.proposed > 0 and row.accepted is not None for row in rows]
-            places, rows = list(compress(places, judged)), list(compress(rows, judged))
-            if not rows or (source is DraftSource.MODEL and step.drafter is not self._info):
-                continue
-            survival = step.scores.survival[places]
-            admitted = np.array([row.admitted for row in rows], np.int64)
-            accepted = np.array([row.accepted for row in rows], np.int64)
-            for block, sent, kept in zip(
-                survival, admitted.tolist(), accepted.tolist(), strict=True
-            ):
-                self._history.record(block, sent, kept)
-            modes, own = _modes(rows), survival[:, : calibrator.block_size]
-            calibrator.record([row.draft for row in rows], modes, own, accepted, admitted)
-            if source is DraftSource.MODEL:
-                self._promise.record(modes, own)
+        judged = [self._is_judged(step, row) for row in step.committing]
+        rows, survival = list(compress(step.committing, judged)), step.scores.survival[judged]
+        admitted = np.array([row.admitted for row in rows], np.int64)
+        accepted = np.array([row.accepted for row in rows], np.int64)
+        for block, sent, kept in zip(survival, admitted.tolist(), accepted.tolist(), strict=True):
+            self._history.record(block, sent, kept)
+        self._sources.record(rows, survival, accepted, admitted)
 
-
-def _drafted_by(source: DraftSource, rows: Iterable[Row]) -> tuple[list[int], list[Row]]:
-    """The rows with a draft from there, and their places."""
-    found = [
-        (place, row)
-        for place, row in enumerate(rows)
-        if row.draft is not None and row.draft.source is source
-    ]
-    return [place for place, _ in found], [row for _, row in found]
-
-
-def _modes(rows: Iterable[Row]) -> list[VerificationMode]:
-    return [row.sequence.request.sampling.mode for row in rows]
+    def _is_judged(self, step: Step, row: Row) -> bool:
+        """Whether the target said something of a draft whose source is still there."""
+        there = row.found is not None or step.drafter is self._info
+        return there and row.proposed > 0 and row.accepted is not None
 
 
 def _draft_row(row: Row) -> DraftRow:

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dspark.core.types import VerificationMode
 from dspark.data import Prompt
 from dspark.evaluation.answers import answers
-from dspark.modeling.drafters.checkpoint import load_drafter
+from dspark.evaluation.lookup import Lookup, LookupScore
+from dspark.modeling.drafters.checkpoint import load_calibration, load_drafter
 from dspark.modeling.targets import Progress, resolve_target, silent
 from dspark.training.held_out import Score, draft_greedily, evaluate, table_drafter
 from dspark.training.ngram_table import NgramTable
@@ -24,6 +26,8 @@ class Acceptance:
 
     drafter: dict[str, Score]
     without_markov: dict[str, Score]  # the same blocks, their tokens chosen independently
+    with_lookup: dict[str, LookupScore]  # the drafter, and prompt lookup where that promises more
+    lookup_alone: dict[str, LookupScore]
     table: dict[str, Score] | None
 
 
@@ -66,4 +70,11 @@ def measure(
     if training_data is not None:
         counted = NgramTable.fit(responses_of(ResponseCache(training_data, split=Split.TRAIN)))
         table = evaluate(greedy, table_drafter(counted, size), size)
-    return Acceptance(score(markov=True), score(markov=False), table)
+    scaling = load_calibration(drafter, model.config).get(VerificationMode.GREEDY.value)
+    return Acceptance(
+        drafter=score(markov=True),
+        without_markov=score(markov=False),
+        with_lookup=Lookup(model, scaling).score(greedy),
+        lookup_alone=Lookup(None, None).score(greedy),
+        table=table,
+    )

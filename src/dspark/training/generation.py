@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer
 
 from dspark.core.rng import Purpose, uniform
 from dspark.core.types import SamplingParams
+from dspark.data.target_files import stop_ids
 from dspark.modeling.backbone import LocalBackbone, PackedStep, Span
 from dspark.modeling.head import LocalHead
 from dspark.modeling.linear import resolve_precision
@@ -69,8 +70,7 @@ class LoadedTarget:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.backbone = LocalBackbone(folder, resolved, tap_layers, num_blocks, BLOCK_SIZE)
         self.head = LocalHead.from_folder(folder, resolved)
-        stop = GenerationConfig.from_pretrained(folder).eos_token_id
-        self.stop_ids = frozenset([stop] if isinstance(stop, int) else stop or [])
+        self.stop_ids = stop_ids(folder, self.tokenizer.convert_tokens_to_ids)
 
     def chat_ids(self, prompt: str) -> list[int]:
         return chat_ids(self.tokenizer, prompt)

@@ -1,14 +1,14 @@
 """The text side of a target: tokenizer, chat template, and the tokens that end a text."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from tokenizers import Tokenizer
 
 from dspark.core.errors import InvalidRequestError, TargetError
+from dspark.data.target_files import TOKENIZER_CONFIG, read_object, stop_ids
 from dspark_services.scheduler.api.chat_template import ChatTemplate
 from dspark_services.scheduler.api.detokenizer import IncrementalDetokenizer
 
@@ -30,9 +30,9 @@ class TargetText:
             raise TargetError(f"{folder} has no usable tokenizer.json: {error}") from error
         tokenizer.no_truncation()  # some folders carry what a training script once set
         tokenizer.no_padding()
-        config = _read_json(folder / "tokenizer_config.json")
+        config = read_object(folder / TOKENIZER_CONFIG)
         template = ChatTemplate.from_folder(folder, config)
-        return cls(tokenizer, template, _eos_ids(folder, config, tokenizer))
+        return cls(tokenizer, template, stop_ids(folder, tokenizer.token_to_id))
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of a prompt, with the special tokens the tokenizer puts around texts."""
@@ -53,23 +53,3 @@ class TargetText:
 
     def detokenizer(self) -> IncrementalDetokenizer:
         return IncrementalDetokenizer(self.tokenizer)
-
-
-def _eos_ids(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer) -> frozenset[int]:
-    """What `generation_config.json` lists, and the tokenizer's own end token."""
-    listed = _read_json(folder / "generation_config.json").get("eos_token_id")
-    ids = set(listed if isinstance(listed, list) else [listed])
-    token = config.get("eos_token")
-    if token is not None:
-        ids.add(tokenizer.token_to_id(token["content"] if isinstance(token, dict) else token))
-    return frozenset(ids - {None})
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The file's object; an absent file says nothing."""
-    if not path.is_file():
-        return {}
-    try:
-        return dict(json.loads(path.read_text()))
-    except ValueError as error:
-        raise TargetError(f"{path} is not readable JSON: {error}") from error

@@ -1,0 +1,120 @@
+"""Where drafts come from: which source drafts a row, and how far each is to be believed.
+
+There are two at most, a drafter and the engine's own prompt lookup. Lookup drafts the rows for
+which it promises more than the drafter's blocks do on average. That is decided before anything is
+drafted, from committed tokens and from history: a choice that looked at drafts would bias output.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dspark.core.planner import Planner
+from dspark.core.types import DrafterInfo, DraftSource, Ints, VerificationMode
+from dspark.engine.calibrator import CalibrationStatus, Calibrator, Stream
+from dspark.engine.promise import Promise
+from dspark.engine.repeats import BLOCK_SIZE, Repeats
+from dspark.engine.sequence import Sequence as Decoded
+from dspark.engine.step import Row
+
+
+class Sources:
+    """The drafter that was attached last, attached or not, and prompt lookup if it is on."""
+
+    def __init__(self, planner: Planner, repeats: Repeats | None) -> None:
+        self._planner = planner
+        self._repeats = repeats
+        self._calibrators: dict[DraftSource, Calibrator] = {}
+        if repeats is not None:
+            self._calibrators[DraftSource.NGRAM] = repeats.calibrator
+        self._promise = Promise(block_size=0)
+
+    @property
+    def has_lookup(self) -> bool:
+        return self._repeats is not None
+
+    @property
+    def widest(self) -> int:
+        """Most tokens of a draft from any source."""
+        return max((own.block_size for own in self._calibrators.values()), default=0)
+
+    @property
+    def calibration(self) -> dict[Stream, CalibrationStatus]:
+        """See `Engine.calibration`."""
+        return {
+            Stream(mode, source): status
+            for source, calibrator in self._calibrators.items()
+            for mode, status in calibrator.status().items()
+        }
+
+    def renew(self, calibrator: Calibrator) -> None:
+        """Another drafter is there, whose confidences this one calibrates."""
+        self._calibrators[DraftSource.MODEL] = calibrator
+        self._promise = Promise(calibrator.block_size)
+
+    def choose(self, row: Row, drafter: DrafterInfo | None) -> None:
+        """Who drafts for a decoding row, and how many tokens at most."""
+        room = row.sequence.remaining - 1  # the target adds one
+        size = 0 if drafter is None else drafter.block_size
+        row.max_draft = min(self._planner.draft_length(size), room)
+        longest = min(self._planner.draft_length(BLOCK_SIZE), room)
+        if self._repeats is None or longest == 0:
+            return
+        draft = self._repeats.draft(row.sequence, longest)
+        if draft is None:
+            return
+        found, expected = draft
+        if expected >= self._promise.tokens(row.sequence.request.sampling.mode, row.max_draft):
+            row.found, row.max_draft = found, len(found.tokens)
+
+    def follow(self, sequence: Decoded) -> None:
+        """The target went on with a sequence."""
+        if self._repeats is not None:
+            self._repeats.follow(sequence)
+
+    def confidences(self, rows: Sequence[Row]) -> NDArray[np.float64]:
+        """Calibrated confidences of the drafts of the rows, 0 where there is none, [R, widest]."""
+        confidences = np.zeros((len(rows), self.widest))
+        for source, calibrator in self._calibrators.items():
+            places = _drafted_by(source, rows)
+            if places:
+                own = [rows[place] for place in places]
+                confidences[places, : calibrator.block_size] = calibrator.confidences(
+                    [row.draft for row in own], _modes(own)
+                )
+        return confidences
+
+    def record(
+        self,
+        rows: Sequence[Row],
+        survival: NDArray[np.float64],
+        accepted: Ints,
+        admitted: Ints,
+    ) -> None:
+        """Learn how N judged drafts turned out: survival as planned with [N, widest], tokens
+        accepted [N] and admitted [N]."""
+        for source, calibrator in self._calibrators.items():
+            places = _drafted_by(source, rows)
+            if not places:
+                continue
+            own = [rows[place] for place in places]
+            modes, blocks = _modes(own), survival[places, : calibrator.block_size]
+            calibrator.record(
+                [row.draft for row in own], modes, blocks, accepted[places], admitted[places]
+            )
+            if source is DraftSource.MODEL:
+                self._promise.record(modes, blocks)
+
+
+def _drafted_by(source: DraftSource, rows: Iterable[Row]) -> list[int]:
+    """The places of the rows with a draft from there."""
+    return [
+        place
+        for place, row in enumerate(rows)
+        if row.draft is not None and row.draft.source is source
+    ]
+
+
+def _modes(rows: Iterable[Row]) -> list[VerificationMode]:
+    return [row.sequence.request.sampling.mode for row in rows]
