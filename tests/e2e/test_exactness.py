@@ -29,10 +29,11 @@ def check(
             assert comparison.accepted > num_prompts
 
 
+@pytest.mark.parametrize("sources", [[], ["--lookup=false"], ["--drafter=ngram"]])
 def test_the_tiny_target_answers_as_without_drafts(
-    tiny_settings_argv: list[str], tmp_path: Path
+    tiny_settings_argv: list[str], tmp_path: Path, sources: list[str]
 ) -> None:
-    settings = load_settings(tiny_settings_argv, {})
+    settings = load_settings([*tiny_settings_argv, *sources], {})
     check(settings, tmp_path / "log", num_prompts=24, longest=250, max_tokens=48)
 
 

@@ -45,11 +45,12 @@ def draft_blocks(
         BLOCK, shared.config.hidden_size, generator=torch.Generator().manual_seed(3)
     )
     wire = shared.pack(hidden)
-    base = shared.base_logits(shared.unpack(wire))
+    rows = shared.unpack(wire)
+    base = shared.base_logits(rows)
     previous = torch.full((len(nonces),), ANCHOR)
     tokens, sent, cuts = [], [], []
     for k in range(BLOCK):
-        logits = base[k] + shared.bias(previous)
+        logits = base[k] + shared.bias(rows[k].expand(len(nonces), -1), previous)
         q, cut = probabilities(logits, [sampling] * len(nonces))
         previous = torch.from_numpy(draw(q, uniform(nonces, step, Purpose.DRAFT, k)))
         tokens.append(previous.numpy())

@@ -144,12 +144,12 @@ class StepCost:
             overhead_seconds=overhead_seconds,
         )
 
-    @property
-    def missing(self) -> str:
-        """Why plans cannot rest on this surface, in words; empty if they can."""
+    def missing(self, *, drafter: bool) -> str:
+        """Why plans cannot rest on this surface, in words; empty if they can. `drafter`: there is
+        one to be asked, so what that costs has to be known."""
         if self.head_row_seconds == 0 and self.tokens.seconds[0] == self.tokens.seconds[-1]:
             return "the cost profile is flat: a large step seems as fast as a small one"
-        if self.draft is None:  # drafts would seem to be free
+        if drafter and self.draft is None:  # drafts would seem to be free
             return "the drafter's cost is not known"
         return ""
 

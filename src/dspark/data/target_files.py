@@ -25,9 +25,9 @@ def read_object(path: Path) -> dict[str, Any]:
         raise TargetError(f"{path} is not readable JSON: {error}") from error
 
 
-def stop_ids(folder: Path, token_to_id: Callable[[str], int | None]) -> frozenset[int]:
+def stop_ids(folder: Path, token_to_id: Callable[[str], Any]) -> frozenset[int]:
     """The tokens that end a text: what `generation_config.json` lists, and the tokenizer's own end
-    token, which ``token_to_id`` looks up.
+    token, which ``token_to_id`` looks up (None: there is none).
 
     Raises:
         TargetError: a file is there and cannot be read.

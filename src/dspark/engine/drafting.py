@@ -91,7 +91,7 @@ class Drafting:
         elif self._planner.draft_length(self._sources.widest) == 0:
             self._gate.close(f"planner {self._planner.name} never drafts")
         else:
-            self._gate.open()
+            self._gate.open(drafter=self._info is not None)
 
     def profiling(self) -> None:
         """See `Engine.profiling_drafter`."""

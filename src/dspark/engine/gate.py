@@ -44,6 +44,7 @@ class DraftGate:
         self._parked_steps = 0
         self._pace = Pace()
         self._trims = False  # the last plan
+        self._drafter = True
         self.status = GateStatus(GateState.OFF, "no drafter attached")
 
     @property
@@ -51,12 +52,13 @@ class DraftGate:
         """Whether the next step drafts unless something changes."""
         return self.status.state.pays or self.status.state is GateState.WARMING_UP
 
-    def open(self) -> None:
-        """There is a drafter: judge from now on."""
+    def open(self, *, drafter: bool = True) -> None:
+        """There is something to draft with: judge from now on. `drafter`: and not prompt lookup
+        alone."""
+        self._drafter = drafter
         self._parked_steps = 0
         self._pace = Pace()
-        missing = "no cost profile" if self._cost is None else self._cost.missing
-        if missing:
+        if missing := self._missing:
             self.status = GateStatus(GateState.NO_DATA, f"{missing}, so nothing is drafted")
         else:
             self.status = GateStatus(GateState.WARMING_UP, "nothing observed yet")
@@ -65,8 +67,8 @@ class DraftGate:
         """Judge by another cost surface from now on."""
         self._cost = cost
         closed = self.status.state in (GateState.OFF, GateState.PROFILING)
-        if self.status.state is GateState.NO_DATA or (not closed and cost.missing):
-            self.open()
+        if self.status.state is GateState.NO_DATA or (not closed and self._missing):
+            self.open(drafter=self._drafter)
 
     def close(self, reason: str, state: GateState = GateState.OFF) -> None:
         """There is nothing to decide until `open` is called."""
@@ -80,7 +82,7 @@ class DraftGate:
 
     def decide(self, history: History, load: StepLoad) -> Allowance:
         """For a step with this load, whose `caps` are what its rows could draft."""
-        if self._cost is None or self._cost.missing:
+        if self._cost is None or self._missing:
             return Allowance(0, 0)
         known = history.scores() if len(history) >= MIN_BLOCKS else NOTHING_KNOWN
         outlook = self._planner.outlook(known, load, self._cost)
@@ -108,6 +110,12 @@ class DraftGate:
         from every row that could draft, or from none."""
         if self.status.state is not GateState.PROBING or requests == 1:  # else it drafts less
             self._pace.record(drafted=drafted, requests=requests, tokens=tokens, seconds=seconds)
+
+    @property
+    def _missing(self) -> str:
+        if self._cost is None:
+            return "no cost profile"
+        return self._cost.missing(drafter=self._drafter)
 
     @property
     def _drafting(self) -> GateState:

@@ -90,7 +90,8 @@ class Lookup:
             return np.zeros(len(positions), np.int64), np.zeros((len(positions), 0))
         blocks = draft_greedily(self._model, answer, positions)
         kept, _ = greedy_accepted(answer, positions, blocks.tokens)
-        return kept, np.cumprod(apply(blocks.confidence_logits, self._scaling), axis=1)
+        confidences = apply(blocks.confidence_logits, self._scaling)
+        return kept, np.cumprod(confidences, axis=1, dtype=np.float64)
 
 
 class _Mute:

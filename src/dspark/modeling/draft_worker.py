@@ -177,7 +177,7 @@ class DraftWorker:
         q, cuts = np.zeros((2, count, width), np.float32)
         previous = anchors
         for k in range(width):
-            logits = self._shared.bias(previous).add_(base[:, k])
+            logits = self._shared.bias(hidden[:, k], previous).add_(base[:, k])
             columns = argmax(logits)
             if sampled:
                 weights, cut = probabilities(logits[sampled], sampling)

@@ -40,7 +40,7 @@ class DraftRows:
     """What the drafter says at N labelled positions, before any distribution is formed."""
 
     hidden: Tensor  # [N, d] h_k, after the final norm
-    markov: Tensor  # [N, r] W1[x_{k-1}]
+    markov: Tensor  # [N, r] what the Markov head's W2 is applied to
     confidence_logits: Tensor | None  # [N]
 
 

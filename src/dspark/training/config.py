@@ -30,6 +30,7 @@ _DRAFTER = (
     "num_hidden_layers",
     "block_size",
     "markov_rank",
+    "markov_head_type",
     "mask_token_id",
     "inject_previous_feature",
 )
@@ -50,6 +51,7 @@ class FitConfig:
     block_size: int = 4
     target_layer_ids: tuple[int, ...] = (1, 14, 27)  # as the shards were made
     markov_rank: int = 128
+    markov_head_type: str = "vanilla"  # or "gated"
     draft_vocab_size: int = 8192  # 0: the whole vocabulary
     mask_token_id: int = 0
     inject_previous_feature: bool = True

@@ -86,7 +86,7 @@ def draft_greedily(
             confidence.append(model.confidence(row, previous))
             logits = model.base_logits(row)
             if markov:
-                logits = logits + model.markov_head.bias(previous)
+                logits = logits + model.markov_head.bias(row, previous)
             previous = vocabulary[logits.argmax(-1)]
             block.append(previous)
         tokens.append(torch.stack(block, 1))

@@ -47,7 +47,7 @@ class TeacherForcing:
         previous = torch.cat([blocks.previous for blocks in batch])
         return DraftRows(
             hidden=hidden,
-            markov=self.model.markov_head.embed(previous),
+            markov=self.model.markov_head.vectors(hidden, previous),
             confidence_logits=self.model.confidence(hidden, previous),
         )
 

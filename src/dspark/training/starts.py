@@ -20,6 +20,7 @@ from dspark.core.errors import ConfigError
 from dspark.modeling.drafters.checkpoint import load_drafter, resolve_drafter
 from dspark.modeling.drafters.config import DrafterConfig
 from dspark.modeling.drafters.dspark import DSparkModel
+from dspark.modeling.drafters.markov import GatedMarkovHead
 from dspark.modeling.head import LocalHead
 from dspark.modeling.targets import target_digest
 from dspark.training.config import FitConfig
@@ -31,6 +32,7 @@ Response = tuple[Ints, NDArray[np.bool_]]
 
 _FUSION_NOISE = 1e-3
 _SHRINKAGE = 3.0
+_OPEN_GATE = 4.0  # sigmoid: 0.98
 
 
 def first_model(config: FitConfig, target_folder: Path, cache: ResponseCache) -> DSparkModel:
@@ -170,6 +172,8 @@ def start_bigrams(model: DSparkModel, sequences: Iterable[Response], seed: int) 
     u, s, v = _truncated_svd(table, config.markov_rank, seed)
     model.markov_head.markov_w1.weight.copy_(u * s.sqrt())
     model.markov_head.markov_w2.weight.copy_(v * s.sqrt())
+    if isinstance(model.markov_head, GatedMarkovHead):  # the table, nearly whole, to start with
+        model.markov_head.gate_proj.bias.fill_(_OPEN_GATE)
 
 
 def proposable(model: DSparkModel) -> Ints:

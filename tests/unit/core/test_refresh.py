@@ -171,8 +171,8 @@ def test_what_does_not_draft_never_gets_a_draft_cost() -> None:
 
 def test_a_flat_surface_gets_a_shape() -> None:
     flat = replace(COST, tokens=Curve((1, 128), (0.1, 0.1)), head_row_seconds=0.0)
-    assert flat.missing
-    assert not fed(CostRefresher(flat), COST, steps=BATCH).missing
+    assert flat.missing(drafter=True)
+    assert not fed(CostRefresher(flat), COST, steps=BATCH).missing(drafter=True)
 
 
 def test_longer_contexts_change_plans_without_a_new_profile() -> None:

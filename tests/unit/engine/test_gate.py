@@ -137,6 +137,15 @@ def test_without_costs_nothing_is_drafted() -> None:
     assert gate.status.state is GateState.NO_DATA
 
 
+def test_what_a_drafter_costs_need_not_be_known_without_one() -> None:
+    gate = DraftGate(CausalPlanner(), replace(CHEAP, draft=None))
+    gate.open()
+    assert gate.status.state is GateState.NO_DATA
+    gate.open(drafter=False)
+    assert gate.status.state is GateState.WARMING_UP
+    assert gate.decide(history(), load()) == EVERYTHING
+
+
 def test_a_closed_gate_stays_closed() -> None:
     gate = opened(CHEAP)
     gate.close("gone")

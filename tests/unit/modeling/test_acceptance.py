@@ -56,7 +56,7 @@ def test_where_p_equals_q_everything_is_kept(shared) -> None:
         draft = sampled_draft(shared, KEY, 5, 3, sampling, step)
         hidden = shared.unpack(draft.hidden)
         previous = torch.tensor([5, *draft.tokens[:-1].tolist()])
-        logits = shared.base_logits(hidden) + shared.bias(previous)
+        logits = shared.base_logits(hidden) + shared.bias(hidden, previous)
         logits = torch.cat((logits, peaks([6])))
         [decision] = decide(GivenRows(logits), [Candidate(0, 5, sampling, draft)], step, shared)
         assert decision.accepted == 3
@@ -67,7 +67,8 @@ def test_an_empty_residual_falls_back_to_the_target(shared) -> None:
     sampling = SamplingParams(temperature=1.0, nonce=1)
     draft = sampled_draft(shared, KEY, 5, 1, sampling, step=0)
     lying = replace(draft, q=np.float32([1e9]))
-    logits = shared.base_logits(shared.unpack(draft.hidden)) + shared.bias(torch.tensor([5]))
+    own = shared.unpack(draft.hidden)
+    logits = shared.base_logits(own) + shared.bias(own, torch.tensor([5]))
     logits = torch.cat((logits, logits))
     [decision] = decide(GivenRows(logits), [Candidate(0, 5, sampling, lying)], 0, shared)
     assert decision.accepted == 0

@@ -9,6 +9,7 @@ from dspark.core.rng import Purpose, uniform
 from dspark.core.sampling import cut_threshold, inverse_cdf, transform
 from dspark.core.types import Draft, DraftBatch, DraftRow, SamplingParams, SequenceKey
 from dspark.modeling.draft_worker import DraftWorker
+from dspark.modeling.drafters.config import MARKOV_HEADS
 from dspark.modeling.drafters.dspark import DSparkModel
 from dspark.modeling.drafters.shared import SharedDraftParts
 from tests.support.drafters import HIDDEN, VOCAB, random_config, random_model
@@ -18,13 +19,13 @@ KEY = SequenceKey(1, 1)
 FEATURES = torch.randn(600, HIDDEN, generator=torch.Generator().manual_seed(9)).bfloat16().float()
 
 
-def make_model() -> DSparkModel:
-    return random_model(random_config(inject_previous_feature=True))
+def make_model(head: str = "vanilla") -> DSparkModel:
+    return random_model(random_config(inject_previous_feature=True, markov_head_type=head))
 
 
-def make_worker(precision: str = "fp32") -> DraftWorker:
+def make_worker(precision: str = "fp32", head: str = "vanilla") -> DraftWorker:
     return DraftWorker(
-        make_model(), name="tiny", incarnation=5, target_digest="t", precision=precision
+        make_model(head), name="tiny", incarnation=5, target_digest="t", precision=precision
     )
 
 
@@ -57,8 +58,9 @@ def same(first: Draft, second: Draft) -> bool:
     )
 
 
-def test_greedy_drafts_follow_the_training_path() -> None:
-    model, end = make_model(), 30
+@pytest.mark.parametrize("head", MARKOV_HEADS)
+def test_greedy_drafts_follow_the_training_path(head: str) -> None:
+    model, end = make_model(head), 30
     with torch.no_grad():
         hidden = model.forward_blocks(
             FEATURES[: end - 1], torch.tensor([end - 1]), torch.tensor([7 * (end - 1) % VOCAB])
@@ -66,10 +68,10 @@ def test_greedy_drafts_follow_the_training_path() -> None:
         previous, tokens, confidence = torch.tensor(7 * (end - 1) % VOCAB), [], []
         for h in hidden.float():
             confidence.append(model.confidence(h, previous).item())
-            logits = model.base_logits(h) + model.markov_head.bias(previous)
+            logits = model.base_logits(h) + model.markov_head.bias(h, previous)
             previous = model.draft_vocab.ids[logits.argmax()]
             tokens.append(previous.item())
-    (draft,) = ask(make_worker(), row(0, end))
+    (draft,) = ask(make_worker(head=head), row(0, end))
     assert draft.tokens.tolist() == tokens
     np.testing.assert_allclose(draft.confidence_logits, confidence, rtol=1e-4, atol=1e-4)
     assert draft.q is None
@@ -86,7 +88,9 @@ def test_rough_greedy_drafts_are_off_by_no_more_than_rounding() -> None:
         shared = worker._shared
         (packed,) = (d.hidden for d in ask(make_worker("bf16"), row(0, end, sampling)))
         previous = torch.tensor([7 * (end - 1) % VOCAB, *rough.tokens[:-1].tolist()])
-        logits = shared.base_logits(shared.unpack(packed)) + shared.bias(previous)
+        logits = shared.base_logits(shared.unpack(packed)) + shared.bias(
+            shared.unpack(packed), previous
+        )
         columns = [shared.draft_ids.tolist().index(token) for token in rough.tokens]
         chosen = logits[torch.arange(4), torch.tensor(columns)]
         assert (logits.amax(-1) - chosen < 2**-7 * logits.abs().amax(-1)).all()
@@ -129,11 +133,12 @@ def test_a_ragged_mixed_batch_equals_one_by_one() -> None:
     ],
 )
 @pytest.mark.parametrize("precision", ["fp32", "fp16w", "bf16"])
+@pytest.mark.parametrize("head", MARKOV_HEADS)
 def test_the_verifier_rebuilds_q_from_what_was_sent(
-    sampling: SamplingParams, precision: str
+    sampling: SamplingParams, precision: str, head: str
 ) -> None:
-    (draft,) = ask(make_worker(precision), row(0, 25, sampling), step=8)
-    shared = SharedDraftParts.from_model(make_model(), precision)
+    (draft,) = ask(make_worker(precision, head), row(0, 25, sampling), step=8)
+    shared = SharedDraftParts.from_model(make_model(head), precision)
     previous = [7 * 24 % VOCAB, *draft.tokens[:-1].tolist()]
     rebuilt = shared.q_row(
         shared.unpack(draft.hidden),
@@ -154,7 +159,7 @@ def test_sampled_tokens_are_the_reference_transform_at_their_own_uniforms() -> N
     shared = SharedDraftParts.from_model(model, "fp32")
     previous = torch.tensor([7 * 24 % VOCAB])
     for k, hidden in enumerate(shared.unpack(draft.hidden)):
-        logits = (shared.base_logits(hidden[None]) + shared.bias(previous)).numpy()[0]
+        logits = (shared.base_logits(hidden[None]) + shared.bias(hidden[None], previous)).numpy()[0]
         args = logits, sampling.temperature, sampling.top_k, sampling.top_p
         column = inverse_cdf(transform(*args), uniform(77, 8, Purpose.DRAFT, k))
         assert draft.tokens[k] == model.draft_vocab.ids[column]

@@ -114,3 +114,18 @@ def test_the_environment_form_loads_the_same_settings() -> None:
 
 def test_every_setting_is_documented() -> None:
     assert all(meaning for *_, meaning in settings_table())
+
+
+@pytest.mark.parametrize(
+    ("argv", "process", "lookup"),
+    [
+        ([], True, True),
+        (["--lookup=false"], True, False),
+        (["--drafter=ngram"], False, True),
+        (["--drafter=ngram", "--lookup=false"], False, True),
+        (["--drafter=none"], False, False),
+    ],
+)
+def test_which_drafts_there_are(argv: list[str], process: bool, lookup: bool) -> None:
+    settings = load_settings(argv, {})
+    assert (settings.has_drafter, settings.has_lookup) == (process, lookup)

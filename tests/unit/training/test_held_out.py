@@ -93,6 +93,6 @@ def test_blocks_are_those_of_the_serving_path(
                 assert float(confidence) == pytest.approx(
                     float(blocks.confidence_logits[row, k]), abs=1e-4
                 )
-                logits = model.base_logits(state) + model.markov_head.bias(previous)
+                logits = model.base_logits(state) + model.markov_head.bias(state, previous)
                 previous = logits.argmax()  # the tiny drafter proposes the whole vocabulary
                 assert int(previous) == blocks.tokens[row, k]

@@ -76,7 +76,8 @@ def test_bigram_start_is_the_shrunk_pmi_table(target: Path) -> None:
     rng = np.random.default_rng(0)
     texts = [(rng.integers(V, size=400), rng.random(400) < 0.8) for _ in range(5)]
     starts.start_bigrams(model, texts, seed=0)
-    table = model.markov_head.bias(torch.arange(V)).detach().numpy()
+    hidden = torch.zeros(V, model.config.hidden_size)
+    table = model.markov_head.bias(hidden, torch.arange(V)).detach().numpy()
 
     counts = np.zeros((V, V))
     for text, mask in texts:

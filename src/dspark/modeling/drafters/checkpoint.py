@@ -29,13 +29,7 @@ CONFIG, WEIGHTS, CALIBRATION, CARD = (
     "calibration.json",
     "README.md",
 )
-SHARED_TENSORS = (
-    "fc.weight",
-    "hidden_norm.weight",
-    "markov_head.markov_w1.weight",
-    "markov_head.markov_w2.weight",
-)
-"""What the verifier holds a copy of; ``draft_vocab.ids`` joins them where the head is reduced."""
+DRAFT_IDS = "draft_vocab.ids"
 
 _FROZEN_COPIES = {"embed_tokens.weight", "lm_head.weight"}
 _EMBEDDING = "model.embed_tokens.weight"
@@ -71,7 +65,7 @@ def save_drafter(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).write_text(model.config.to_json())
     tensors = {
-        name: (tensor if name == "draft_vocab.ids" else tensor.to(torch.bfloat16)).contiguous()
+        name: (tensor if name == DRAFT_IDS else tensor.to(torch.bfloat16)).contiguous()
         for name, tensor in model.state_dict().items()
     }
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
@@ -94,7 +88,7 @@ def load_drafter(folder: Path, target_folder: Path) -> DSparkModel:
         config,
         _read_embedding(target_folder),
         LocalHead.from_folder(target_folder, "fp32").weight,
-        tensors.get("draft_vocab.ids"),
+        tensors.get(DRAFT_IDS),
     )
     model.load_state_dict(tensors)
     return model
@@ -182,8 +176,16 @@ def read_tensors(
             tensors = {name: file.get_tensor(name) for name in names or expected}
     except (OSError, SafetensorError) as error:
         raise DrafterError(f"drafter weights {path} cannot be read: {error}") from error
-    ids = "draft_vocab.ids"
-    return {name: t.long() if name == ids else t.float() for name, t in tensors.items()}
+    return {name: t.long() if name == DRAFT_IDS else t.float() for name, t in tensors.items()}
+
+
+def shared_tensors(config: DrafterConfig) -> tuple[str, ...]:
+    """What the verifier holds a copy of: the fusion, and what forms the draft distribution."""
+    return tuple(
+        name
+        for name in tensor_shapes(config)
+        if name in ("fc.weight", "hidden_norm.weight", DRAFT_IDS) or name.startswith("markov_head.")
+    )
 
 
 def tensor_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
@@ -213,10 +215,14 @@ def tensor_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
         "confidence_head.proj.weight": (1, config.confidence_features),
         "confidence_head.proj.bias": (1,),
     }
+    if config.markov_head_type == "gated":
+        rank = config.markov_rank
+        shapes["markov_head.gate_proj.weight"] = (rank, d + rank)
+        shapes["markov_head.gate_proj.bias"] = (rank,)
     for index in range(config.num_hidden_layers):
         shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
     if config.draft_vocab_size:
-        shapes["draft_vocab.ids"] = (config.draft_vocab_size,)
+        shapes[DRAFT_IDS] = (config.draft_vocab_size,)
     if config.inject_previous_feature:
         shapes["inject_proj.weight"] = (d, d)
         shapes["mask_vectors"] = (config.block_size - 1, d)

@@ -14,6 +14,8 @@ from dspark.core.errors import DrafterError
 
 FAMILIES = {"llama": "LlamaDSparkModel", "qwen3": "Qwen3DSparkModel"}
 
+MARKOV_HEADS = ("vanilla", "gated")
+
 _OWN_SECTION = "dspark_serve"
 _OWN_FIELDS = ("draft_vocab_size", "inject_previous_feature", "target_digest")
 _TARGET_FIELDS = (
@@ -95,9 +97,10 @@ class DrafterConfig:
             )
         if not 0 <= self.draft_vocab_size <= self.vocab_size:
             raise DrafterError("drafter config: draft_vocab_size exceeds the vocabulary")
-        if self.markov_head_type != "vanilla":
+        if self.markov_head_type not in MARKOV_HEADS:
             raise DrafterError(
-                f"Markov head {self.markov_head_type!r} is not supported; only 'vanilla' is"
+                f"Markov head {self.markov_head_type!r} is not supported; choose "
+                f"{' or '.join(MARKOV_HEADS)}"
             )
         if not self.enable_confidence_head:
             raise DrafterError("a drafter without a confidence head is not supported")

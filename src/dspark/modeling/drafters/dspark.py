@@ -15,7 +15,7 @@ from dspark.core.errors import DrafterError
 from dspark.modeling.drafters.confidence import ConfidenceHead
 from dspark.modeling.drafters.config import DrafterConfig
 from dspark.modeling.drafters.layers import DraftLayer, Rope, RotaryEmbedding, attend
-from dspark.modeling.drafters.markov import VanillaMarkovHead
+from dspark.modeling.drafters.markov import markov_head
 
 
 class DraftVocabulary(nn.Module):
@@ -64,9 +64,7 @@ class DSparkModel(nn.Module):
         self.hidden_norm = nn.RMSNorm(d, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(d, eps=config.rms_norm_eps)
-        self.markov_head = VanillaMarkovHead(
-            config.vocab_size, config.markov_rank, config.num_draft_logits
-        )
+        self.markov_head = markov_head(config)
         self.confidence_head = ConfidenceHead(config.confidence_features)
         self.inject_proj: nn.Linear | None = None
         if config.inject_previous_feature:

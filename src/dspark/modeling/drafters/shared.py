@@ -15,10 +15,15 @@ from torch import Tensor, nn
 
 from dspark.core.errors import DrafterError
 from dspark.core.types import SamplingParams
-from dspark.modeling.drafters.checkpoint import SHARED_TENSORS, load_config, read_tensors
+from dspark.modeling.drafters.checkpoint import (
+    DRAFT_IDS,
+    load_config,
+    read_tensors,
+    shared_tensors,
+)
 from dspark.modeling.drafters.config import DrafterConfig
 from dspark.modeling.drafters.dspark import DSparkModel
-from dspark.modeling.drafters.markov import VanillaMarkovHead
+from dspark.modeling.drafters.markov import markov_head
 from dspark.modeling.head import LocalHead
 from dspark.modeling.linear import Precision, apply_precision
 from dspark.modeling.sampling import probabilities
@@ -41,19 +46,19 @@ class SharedDraftParts(nn.Module):
         head_rows: Tensor,
         precision: Precision,
     ) -> None:
-        """tensors: SHARED_TENSORS, and draft_vocab.ids where the head is reduced, in fp32;
-        head_rows: [U, d], the target head's rows of the draft vocabulary."""
+        """tensors: those of `shared_tensors`, in fp32; head_rows: [U, d], the target head's rows of
+        the draft vocabulary."""
         super().__init__()
         self.config = config
-        self.draft_ids = tensors.get("draft_vocab.ids")
+        self.draft_ids = tensors.get(DRAFT_IDS)
         with torch.device("meta"):  # only shapes: every weight is taken over, not copied
             width, taps = tensors["fc.weight"].shape
             self.fc = nn.Linear(taps, width, bias=False)
             self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-            self.markov_head = VanillaMarkovHead(
-                config.vocab_size, config.markov_rank, config.num_draft_logits
-            )
-        self.load_state_dict({name: tensors[name] for name in SHARED_TENSORS}, assign=True)
+            self.markov_head = markov_head(config)
+        self._names = shared_tensors(config)
+        own = {name: tensors[name] for name in self._names if name != DRAFT_IDS}
+        self.load_state_dict(own, assign=True)
         # Logits keep fp32 inputs and sums in every precision; so does the small fusion.
         head_precision: Precision = "fp32" if precision == "fp32" else "fp16w"
         self._head = LocalHead(head_rows, head_precision)
@@ -75,9 +80,10 @@ class SharedDraftParts(nn.Module):
         return self._head.logits(hidden)
 
     @torch.no_grad()
-    def bias(self, previous: Tensor) -> Tensor:
-        """previous: [N] target ids. Returns [N, U], what the token before adds to the logits."""
-        return self.markov_head.bias(previous)
+    def bias(self, hidden: Tensor, previous: Tensor) -> Tensor:
+        """hidden: [N, d], already rounded to the wire dtype; previous: [N] target ids. Returns
+        [N, U], what the token before adds to the logits."""
+        return self.markov_head.bias(hidden, previous)
 
     @torch.no_grad()
     def q_row(self, hidden: Tensor, previous: Tensor, temperature: Tensor, cut: Tensor) -> Tensor:
@@ -87,7 +93,7 @@ class SharedDraftParts(nn.Module):
         [N]. Tokens whose logit over temperature lies below the cut have probability 0, and so has
         all that is outside the draft vocabulary. Returns [N, V] fp32.
         """
-        logits = self.base_logits(hidden) + self.bias(previous)
+        logits = self.base_logits(hidden) + self.bias(hidden, previous)
         rows = [SamplingParams(temperature=value) for value in temperature.tolist()]
         q, _ = probabilities(logits, rows, cut)
         if self.draft_ids is None:
@@ -118,9 +124,8 @@ class SharedDraftParts(nn.Module):
     def _compute_digest(self, tensors: Mapping[str, Tensor], precision: Precision) -> str:
         shape = (self.config.target_layer_ids, self.config.rms_norm_eps, str(self.wire_dtype))
         digest = hashlib.sha256(f"{shape} {precision} {self._head.digest}".encode())
-        for name in (*SHARED_TENSORS, "draft_vocab.ids"):
-            if name in tensors:
-                digest.update(tensors[name].detach().contiguous().numpy().tobytes())
+        for name in self._names:
+            digest.update(tensors[name].detach().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
 
@@ -133,8 +138,7 @@ def load_shared(
         DrafterError: the checkpoint is unreadable or does not fit the target.
     """
     config = load_config(folder, target_folder)
-    reduced = ("draft_vocab.ids",) if config.draft_vocab_size else ()
-    tensors = read_tensors(folder, config, (*SHARED_TENSORS, *reduced))
+    tensors = read_tensors(folder, config, shared_tensors(config))
     head = LocalHead.from_folder(target_folder, "fp32").weight
-    rows = head[tensors["draft_vocab.ids"]] if reduced else head
+    rows = head[tensors[DRAFT_IDS]] if DRAFT_IDS in tensors else head
     return SharedDraftParts(config, tensors, rows, precision)

@@ -15,6 +15,7 @@ from dspark.modeling.drafters.checkpoint import (
     save_drafter,
     tensor_shapes,
 )
+from dspark.modeling.drafters.config import MARKOV_HEADS
 from dspark.modeling.drafters.shared import load_shared
 from dspark.modeling.targets import target_digest
 from tests.support.drafters import model_on, random_config, random_model
@@ -28,7 +29,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def drafter(target: Path, tmp_path: Path) -> Path:
-    model = model_on(target, draft_vocab_size=30, inject_previous_feature=True)
+    model = model_on(
+        target, draft_vocab_size=30, inject_previous_feature=True, markov_head_type="gated"
+    )
     save_drafter(model, tmp_path / "drafter", card="# A drafter\n")
     return tmp_path / "drafter"
 
@@ -36,11 +39,15 @@ def drafter(target: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("inject", [False, True])
 @pytest.mark.parametrize("draft_vocab_size", [0, 50])
+@pytest.mark.parametrize("head", MARKOV_HEADS)
 def test_the_documented_tensors_are_the_models(
-    family: str, inject: bool, draft_vocab_size: int
+    family: str, inject: bool, draft_vocab_size: int, head: str
 ) -> None:
     config = random_config(
-        family=family, inject_previous_feature=inject, draft_vocab_size=draft_vocab_size
+        family=family,
+        inject_previous_feature=inject,
+        draft_vocab_size=draft_vocab_size,
+        markov_head_type=head,
     )
     state = random_model(config).state_dict()
     assert {name: tuple(tensor.shape) for name, tensor in state.items()} == tensor_shapes(config)
@@ -51,7 +58,9 @@ def test_a_round_trip_is_exact_to_the_bit(target: Path, drafter: Path, tmp_path:
     save_drafter(model, tmp_path / "again")
     names = ("config.json", "model.safetensors")
     assert all((drafter / n).read_bytes() == (tmp_path / "again" / n).read_bytes() for n in names)
-    original = model_on(target, draft_vocab_size=30, inject_previous_feature=True)
+    original = model_on(
+        target, draft_vocab_size=30, inject_previous_feature=True, markov_head_type="gated"
+    )
     for name, tensor in original.state_dict().items():
         assert torch.equal(model.state_dict()[name], tensor.bfloat16().to(tensor.dtype))
 

@@ -53,7 +53,7 @@ def test_a_missing_field_is_named(tmp_path: Path, field: str) -> None:
     ("changes", "message"),
     [
         ({"family": "gemma4"}, "family 'gemma4'"),
-        ({"markov_head_type": "gated"}, "Markov head 'gated'"),
+        ({"markov_head_type": "rnn"}, "Markov head 'rnn'"),
         ({"enable_confidence_head": False}, "confidence head"),
         ({"target_layer_ids": (2, 1)}, "rise strictly"),
         ({"target_layer_ids": (1, 4)}, "within 0..3"),

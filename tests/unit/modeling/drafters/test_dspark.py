@@ -8,6 +8,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from dspark.core.errors import DrafterError
+from dspark.modeling.drafters.config import MARKOV_HEADS
 from dspark.modeling.drafters.dspark import DSparkModel
 from dspark.modeling.drafters.served import ServedDrafter
 from tests.support.drafters import HIDDEN, VOCAB, random_config, random_model
@@ -188,15 +189,28 @@ def test_confidence_reads_the_previous_token_only_if_configured() -> None:
         assert torch.equal(first, second) is not with_markov
 
 
-def test_frozen_parts_are_not_trained_nor_saved() -> None:
-    model = random_model(random_config(inject_previous_feature=True))
+@pytest.mark.parametrize("head", MARKOV_HEADS)
+def test_frozen_parts_are_not_trained_nor_saved(head: str) -> None:
+    model = random_model(random_config(inject_previous_feature=True, markov_head_type=head))
     features = model.fuse(torch.randn(8, 2 * HIDDEN))
     hidden = model.forward_blocks(features, torch.tensor([3]), torch.tensor([1]))
     previous = torch.tensor([[1, 2, 3, 4]])
-    logits = model.base_logits(hidden) + model.markov_head.bias(previous)
+    logits = model.base_logits(hidden) + model.markov_head.bias(hidden, previous)
     (logits.logsumexp(-1).sum() + model.confidence(hidden, previous).sum()).backward()
     assert {name for name, p in model.named_parameters() if p.grad is None} == set()
     assert not {"embedding", "head"} & set(model.state_dict())
+
+
+def test_a_gate_scales_each_entry_of_the_bigram_vector() -> None:
+    head = random_model(random_config(markov_head_type="gated")).markov_head
+    hidden, previous = torch.randn(3, HIDDEN), torch.tensor([5, 0, 79])
+    weights = head.state_dict()
+    with torch.no_grad():
+        vectors = weights["markov_w1.weight"][previous]
+        joined = torch.cat((hidden, vectors), 1)  # hidden first, as the published weights have it
+        gate = joined @ weights["gate_proj.weight"].T + weights["gate_proj.bias"]
+        expected = (gate.sigmoid() * vectors) @ weights["markov_w2.weight"].T
+        torch.testing.assert_close(head.bias(hidden, previous), expected)
 
 
 def test_wrong_target_tensors_are_refused() -> None:

@@ -5,6 +5,7 @@ import torch
 
 from dspark.core.errors import DrafterError
 from dspark.modeling.drafters.checkpoint import load_drafter, save_drafter
+from dspark.modeling.drafters.config import MARKOV_HEADS
 from dspark.modeling.drafters.shared import SharedDraftParts, load_shared
 from tests.support.drafters import HIDDEN, VOCAB, model_on, random_config, random_model
 from tests.support.tiny import tiny_target
@@ -31,13 +32,14 @@ def test_rows_survive_the_wire_exactly() -> None:
 
 
 @pytest.mark.parametrize("draft_vocab_size", [0, 50])
-def test_temperature_divides_the_sum_of_logits_and_bias(draft_vocab_size: int) -> None:
-    model = random_model(random_config(draft_vocab_size=draft_vocab_size))
+@pytest.mark.parametrize("head", MARKOV_HEADS)
+def test_temperature_divides_the_sum_of_logits_and_bias(draft_vocab_size: int, head: str) -> None:
+    model = random_model(random_config(draft_vocab_size=draft_vocab_size, markov_head_type=head))
     shared = SharedDraftParts.from_model(model, "fp32")
     hidden, previous = rows(5), torch.tensor([0, 9, 9, 40, 79])
     temperature = torch.tensor([0.5, 1.0, 2.0, 0.7, 1.0])
     with torch.no_grad():
-        logits = model.base_logits(hidden) + model.markov_head.bias(previous)
+        logits = model.base_logits(hidden) + model.markov_head.bias(hidden, previous)
     columns = torch.arange(VOCAB) if model.draft_vocab is None else model.draft_vocab.ids
     expected = torch.zeros(5, VOCAB)
     expected[:, columns] = torch.softmax(logits / temperature[:, None], -1)
@@ -50,7 +52,7 @@ def test_the_cut_removes_what_lies_below_it() -> None:
     model = random_model(random_config())
     shared = SharedDraftParts.from_model(model, "fp32")
     hidden, previous, ones = rows(1), torch.tensor([4]), torch.ones(1)
-    scaled = (shared.base_logits(hidden) + shared.bias(previous))[0].sort().values
+    scaled = (shared.base_logits(hidden) + shared.bias(hidden, previous))[0].sort().values
     cut = (scaled[-3] + scaled[-4]) / 2
     q = shared.q_row(hidden, previous, ones, cut[None])
     whole = shared.q_row(hidden, previous, ones, no_cut(1))
@@ -85,14 +87,16 @@ def test_the_verifiers_copy_equals_the_drafters(tmp_path: Path, draft_vocab_size
 
 
 def test_the_digest_covers_every_shared_tensor() -> None:
-    digests = {SharedDraftParts.from_model(random_model(random_config()), "fp32").digest}
-    names = ("fc.weight", "hidden_norm.weight", "markov_head.markov_w1.weight")
-    for name in (*names, "markov_head.markov_w2.weight", "draft_vocab.ids", "head"):
-        model = random_model(random_config())
+    config = random_config(markov_head_type="gated")
+    digests = {SharedDraftParts.from_model(random_model(config), "fp32").digest}
+    heads = ("markov_w1.weight", "markov_w2.weight", "gate_proj.weight", "gate_proj.bias")
+    names = ("fc.weight", "hidden_norm.weight", *(f"markov_head.{name}" for name in heads))
+    for name in (*names, "draft_vocab.ids", "head"):
+        model = random_model(config)
         tensor = model.head if name == "head" else model.state_dict()[name]
         tensor.view(-1)[-1] += 1
         digests.add(SharedDraftParts.from_model(model, "fp32").digest)
-    assert len(digests) == 7
+    assert len(digests) == 9
 
 
 def test_the_digest_tells_precisions_apart_that_give_another_q() -> None:
