@@ -1,6 +1,7 @@
 """Throughput against what each user gets: planners at equal throughput, at a promised speed, and
 against the best that could have been configured by hand."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -41,12 +42,16 @@ class Interactive:
 
 @dataclass(frozen=True, slots=True)
 class Rivalry:
-    """A planner against the fastest static setting of the same load, round by round."""
+    """A planner against the best static setting of the same load, round by round.
+
+    The rival of a round is the setting that was fastest in all the *others*: the fastest over all
+    of them, picked afterwards, owes a part of its lead to luck.
+    """
 
     transport: str
     concurrency: int
     planner: str
-    rival: str
+    rival: str  # of most rounds
     ratio: float  # mean over rounds of throughput / the rival's in the same round
     low: float | None  # lower end of the 95 % interval of that mean; None: too few rounds for one
 
@@ -111,8 +116,11 @@ def rivalries(rows: Sequence[Summary]) -> list[Rivalry]:
         static = [r for r in peers if _is_static(r)]
         if _is_static(row) or not static:
             continue
-        rival = max(static, key=lambda r: r.throughput)
-        ratios = [own / other for own, other in zip(row.rounds, rival.rounds, strict=True)]
+        rivals = [_fastest_but_in(number, static) for number in range(len(row.rounds))]
+        ratios = [
+            own / rival.rounds[number]
+            for number, (own, rival) in enumerate(zip(row.rounds, rivals, strict=True))
+        ]
         low = None
         if len(ratios) >= _ROUNDS_FOR_AN_INTERVAL:
             low, _ = bootstrap_interval(ratios, np.random.default_rng(0))
@@ -121,12 +129,22 @@ def rivalries(rows: Sequence[Summary]) -> list[Rivalry]:
                 row.transport,
                 row.concurrency,
                 row.planner,
-                rival.planner,
+                Counter(rival.planner for rival in rivals).most_common(1)[0][0],
                 ratio=float(np.mean(ratios)),
                 low=low,
             )
         )
     return found
+
+
+def _fastest_but_in(number: int, rows: Sequence[Summary]) -> Summary:
+    """The row that was fastest in all rounds but this one; in this one, if there is no other."""
+
+    def others(row: Summary) -> float:
+        rounds = row.rounds[:number] + row.rounds[number + 1 :]
+        return sum(rounds or row.rounds)
+
+    return max(rows, key=others)
 
 
 def _is_static(row: Summary) -> bool:

@@ -43,7 +43,8 @@ def _lengths(rows: Sequence[Summary]) -> Any:
         accepted = [row.accepted_length for row in own]
         axes.plot(load, accepted, "x--", color=line.get_color(), label=f"{name} accepted")
     _load_axis(axes, rows)
-    axes.legend(fontsize="small")
+    axes.set_ylim(top=1.35 * axes.get_ylim()[1])  # the legend's place
+    axes.legend(fontsize="x-small", ncols=3, loc="upper center")
     return made
 
 
@@ -65,6 +66,8 @@ def _pareto(rows: Sequence[Summary]) -> Any:
             axes.annotate(str(row.concurrency), at, xytext=(3, 3), textcoords="offset points",
                           fontsize="x-small")  # fmt: skip
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("{x:g}")
     axes.legend(title="planner (points: concurrency)", fontsize="small", title_fontsize="small")
     return made
 

@@ -84,6 +84,16 @@ def test_an_adaptive_planner_is_paired_with_the_best_static_one() -> None:
     assert (brief.ratio, brief.low) == (pytest.approx(0.9), None)  # one round is no interval
 
 
+def test_a_lucky_round_does_not_choose_its_own_rival() -> None:
+    rows = [
+        summary("none", 4, 100, 25, rounds=(100.0, 100.0, 100.0)),
+        summary("fixed:2", 4, 110, 28, rounds=(90.0, 90.0, 150.0)),
+        summary("causal", 4, 100, 25, rounds=(100.0, 100.0, 100.0)),
+    ]
+    (found,) = rivalries(rows)
+    assert found.ratio == pytest.approx((100 / 90 + 100 / 90 + 100 / 100) / 3)
+
+
 def test_planners_are_compared_at_the_throughput_of_the_reference() -> None:
     found = {(m.concurrency, m.planner): m.user_rate for m in matched(ROWS)}
     assert found == {
