@@ -88,6 +88,26 @@ def test_a_higher_threshold_verifies_less_and_keeps_more_of_it(
         assert cuts[2]["verified"] < cuts[0]["verified"]
 
 
+def test_answers_of_another_evaluation_do_not_count(options: list[str], tmp_path: Path) -> None:
+    """The folder of answers comes to hold sampled ones, and those to other prompts."""
+    for name in ("calibration", "acceptance"):
+        result = CliRunner().invoke(app, ["evaluate", name, *options, "--limit=8"])
+        assert result.exit_code == 0, result.output
+    few = json.loads((tmp_path / "out.json").read_text())
+    again = CliRunner().invoke(app, ["evaluate", "acceptance", *options, "--limit=4"])
+    assert again.exit_code == 0
+    fewer = json.loads((tmp_path / "out.json").read_text())
+    kinds = ("drafter", "with_lookup", "lookup_alone")
+    many, less = (
+        [own[kind]["all"]["rounds"] * own[kind]["all"]["accepted_length"] for kind in kinds]
+        for own in (few, fewer)
+    )
+    assert many == pytest.approx([many[0]] * 3)  # tokens: all kinds go along the same answers
+    assert less == pytest.approx([less[0]] * 3)
+    assert less[0] < 0.7 * many[0]
+    assert many[0] > 8 * TOKENS / 2
+
+
 def test_a_picture_that_cannot_be_written_is_one_line_of_error(
     options: list[str], tmp_path: Path
 ) -> None:

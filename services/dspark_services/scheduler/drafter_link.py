@@ -102,9 +102,8 @@ class DrafterLink:
             self._engine.profiling_drafter()
             try:
                 cost = await self._time_drafter(cost, info, self._turn)
-            except DSparkError:
-                self._engine.attach_drafter(None)  # nor is it being timed any more
-                raise
+            finally:
+                self._engine.attach_drafter(None)  # it is being timed no more
             self._time_drafter = None
             self._on_cost(cost)
         calibrator = None if self._recall is None else await self._recall(info)

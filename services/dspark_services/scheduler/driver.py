@@ -140,7 +140,7 @@ class Driver:
 
     @property
     def calibration(self) -> dict[Stream, CalibrationStatus]:
-        """How well the drafter's confidences predict. Takes milliseconds."""
+        """How well confidences predict, by mode and source. Takes milliseconds."""
         return self._engine.calibration
 
     @property

@@ -11,14 +11,14 @@ def step_time(
 ) -> StepTime | None:
     """The step as the cost surface is measured; None where it was no usual one.
 
-    Drafts are timed as in the profile: whole blocks of sequences that the drafter holds, the wire
-    included.
+    Drafts are timed as in the profile: whole blocks of sequences that the drafter holds and was
+    asked about in the step before, the wire included.
     """
     if stats.batch_tokens == 0 or stats.reopened:
         return None
     rows = () if drafting is None else drafting.rows
     usual = (
-        all(row.base_committed_len for row in rows)
+        all(row.base_committed_len and len(row.tokens) <= block_size + 1 for row in rows)
         and max((row.num_draft for row in rows), default=0) == block_size
     )
     return StepTime(

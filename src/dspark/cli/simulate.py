@@ -36,7 +36,7 @@ def simulate(
     planners: Annotated[list[str], typer.Option("--planner", help="repeatable")] = [  # noqa: B006
         "none",
         "fixed:1",
-        "capacity",
+        "causal",
         "capacity",
     ],
     requests: Annotated[int, typer.Option(min=1, help="length of the trace")] = 2000,

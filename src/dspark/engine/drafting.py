@@ -223,7 +223,7 @@ class Drafting:
     def record(self, step: Step) -> None:
         """Remember how the judged drafts turned out."""
         if step.scores is None or step.scores.survival.shape[1] != self._sources.widest:
-            return  # nothing was drafted, or another drafter was attached meanwhile
+            return  # nothing was drafted, or the blocks of another drafter are of another size
         judged = [self._is_judged(step, row) for row in step.committing]
         rows, survival = list(compress(step.committing, judged)), step.scores.survival[judged]
         admitted = np.array([row.admitted for row in rows], np.int64)

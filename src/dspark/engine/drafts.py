@@ -10,16 +10,18 @@ from dspark.core.types import Draft, DraftSource, Floats, VerificationMode
 
 
 def is_usable(draft: Draft, num_draft: int, mode: VerificationMode, vocab_size: int) -> bool:
-    """Whether a draft is in sync, no longer than asked for, complete for `mode`, in range."""
+    """Whether a drafter's draft is in sync, its own, no longer than asked for, complete for `mode`,
+    in range."""
     tokens = draft.tokens.tolist()
     length = len(tokens)
     per_token = [draft.confidence_logits]
-    if mode is VerificationMode.REJECTION and draft.source is DraftSource.MODEL:
+    if mode is VerificationMode.REJECTION:
         if draft.q is None or draft.cut is None or _is_ragged(draft.hidden, length):
             return False
         per_token += [draft.q, draft.cut]
     return (
         draft.in_sync
+        and draft.source is DraftSource.MODEL
         and length <= num_draft
         and (not tokens or (min(tokens) >= 0 and max(tokens) < vocab_size))
         and all(len(values) == length for values in per_token)

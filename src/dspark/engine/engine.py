@@ -74,9 +74,8 @@ class Engine:
         self._cost = cost
         self._limits = limits
         self._admission = Admission(target, limits.max_running)
-        self._drafting = Drafting(
-            planner, cost, target.vocab_size, cap_accept_every, Repeats() if lookup else None
-        )
+        repeats = Repeats() if lookup and planner.draft_length(1) else None
+        self._drafting = Drafting(planner, cost, target.vocab_size, cap_accept_every, repeats)
         self._running: dict[SequenceKey, Sequence] = {}  # in order of admission
         self._closes: set[SequenceKey] = set()  # the verifier has not confirmed these
         self._num_sequences = 0
@@ -88,8 +87,8 @@ class Engine:
     def attach_drafter(
         self, info: DrafterInfo | None, calibrator: Calibrator | None = None
     ) -> None:
-        """Turn drafting on; None turns it off until the next call. A new incarnation starts empty,
-        with a `calibrator` that may know the drafter already.
+        """Ask this drafter from now on; None: ask nobody until the next call. A new incarnation
+        starts empty, with a `calibrator` that may know the drafter already.
 
         Raises DrafterError if the drafter's calibration does not cover its block.
         """
@@ -142,7 +141,7 @@ class Engine:
 
     @property
     def calibration(self) -> dict[Stream, CalibrationStatus]:
-        """How well the drafter's confidences predict. Takes milliseconds."""
+        """How well confidences predict, by mode and source. Takes milliseconds."""
         return self._drafting.calibration
 
     @property

@@ -66,12 +66,11 @@ class DraftGate:
     def use_cost(self, cost: StepCost) -> None:
         """Judge by another cost surface from now on."""
         self._cost = cost
-        closed = self.status.state in (GateState.OFF, GateState.PROFILING)
-        if self.status.state is GateState.NO_DATA or (not closed and self._missing):
+        if self.status.state is GateState.NO_DATA or (not self._closed and self._missing):
             self.open(drafter=self._drafter)
 
     def close(self, reason: str, state: GateState = GateState.OFF) -> None:
-        """There is nothing to decide until `open` is called."""
+        """Nothing is drafted until `open` is called."""
         self.status = GateStatus(state, reason)
 
     def planned(self, *, trimmed: bool) -> None:
@@ -82,7 +81,7 @@ class DraftGate:
 
     def decide(self, history: History, load: StepLoad) -> Allowance:
         """For a step with this load, whose `caps` are what its rows could draft."""
-        if self._cost is None or self._missing:
+        if self._closed or self._cost is None or self._missing:
             return Allowance(0, 0)
         known = history.scores() if len(history) >= MIN_BLOCKS else NOTHING_KNOWN
         outlook = self._planner.outlook(known, load, self._cost)
@@ -110,6 +109,10 @@ class DraftGate:
         from every row that could draft, or from none."""
         if self.status.state is not GateState.PROBING or requests == 1:  # else it drafts less
             self._pace.record(drafted=drafted, requests=requests, tokens=tokens, seconds=seconds)
+
+    @property
+    def _closed(self) -> bool:
+        return self.status.state in (GateState.OFF, GateState.PROFILING)
 
     @property
     def _missing(self) -> str:

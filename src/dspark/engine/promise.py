@@ -22,12 +22,21 @@ class Promise:
         unknown = UNKNOWN ** np.arange(1, block_size + 1, dtype=np.float64)
         self._survival = dict.fromkeys(VerificationMode, unknown)
 
-    def record(self, modes: Sequence[VerificationMode], survival: NDArray[np.float64]) -> None:
-        """The survivals [N, block size] of N blocks."""
+    def record(
+        self,
+        modes: Sequence[VerificationMode],
+        survival: NDArray[np.float64],
+        lengths: NDArray[np.int64],
+    ) -> None:
+        """The survivals [N, block size] of N blocks, of which so many tokens [N] were drafted."""
         for mode in set(modes):
-            own = survival[[each is mode for each in modes]]
-            kept = np.exp(-len(own) / MEMORY)
-            self._survival[mode] = kept * self._survival[mode] + (1.0 - kept) * own.mean(axis=0)
+            rows = [each is mode for each in modes]
+            own = survival[rows]
+            drafted = np.arange(own.shape[1]) < lengths[rows, None]
+            count = drafted.sum(axis=0)
+            mean = own.sum(axis=0, where=drafted) / np.maximum(count, 1)
+            kept = np.exp(-count / MEMORY)
+            self._survival[mode] = kept * self._survival[mode] + (1.0 - kept) * mean
 
     def tokens(self, mode: VerificationMode, count: int) -> float:
         """Expected tokens kept of the first `count` of a block."""

@@ -31,7 +31,7 @@ class Repeats:
     def follow(self, sequence: Sequence) -> None:
         """Take in what the target processed of the prompt, or committed, and learn from the
         latter."""
-        index, tokens = sequence.repeats, sequence.tokens
+        index, tokens = sequence.ngrams, sequence.tokens
         index.advance(min(sequence.computed_len, len(sequence.request.prompt)))
         if sequence.committed_len == len(sequence.request.prompt):
             return
@@ -45,12 +45,14 @@ class Repeats:
     def draft(self, sequence: Sequence, most: int) -> tuple[Draft, float] | None:
         """A draft of up to `most` > 0 tokens, and how many of them the target is expected to keep;
         None where nothing repeats itself."""
-        match = sequence.repeats.match()
+        index = sequence.ngrams
+        index.advance(sequence.committed_len)  # a prompt's last token is an anchor before its chunk
+        match = index.match()
         if match is None:
             return None
         count = min(most, BLOCK_SIZE)
         foretold = self._foretold[sequence.request.sampling.mode]
-        tokens = sequence.repeats.continuation(match, count)
+        tokens = index.continuation(match, count)
         draft = Draft(
             sequence.key,
             np.array(tokens, np.int64),

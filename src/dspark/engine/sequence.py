@@ -19,7 +19,7 @@ class Sequence:
         self.request = request
         self.max_len = min(len(request.prompt) + request.max_tokens, max_context)
         self.tokens = list(request.prompt)
-        self.repeats = NgramIndex(self.tokens)
+        self.ngrams = NgramIndex(self.tokens)
         self.finish: FinishReason | None = None
         self.opened = False  # the verifier holds the sequence
         self.computed_len = 0  # tokens in the verifier's KV cache

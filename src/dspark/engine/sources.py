@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dspark.core.planner import Planner
-from dspark.core.types import DrafterInfo, DraftSource, Ints, VerificationMode
+from dspark.core.types import Draft, DrafterInfo, DraftSource, Ints, VerificationMode
 from dspark.engine.calibrator import CalibrationStatus, Calibrator, Stream
 from dspark.engine.promise import Promise
 from dspark.engine.repeats import BLOCK_SIZE, Repeats
@@ -59,14 +59,12 @@ class Sources:
         size = 0 if drafter is None else drafter.block_size
         row.max_draft = min(self._planner.draft_length(size), room)
         longest = min(self._planner.draft_length(BLOCK_SIZE), room)
-        if self._repeats is None or longest == 0:
-            return
-        draft = self._repeats.draft(row.sequence, longest)
-        if draft is None:
-            return
-        found, expected = draft
-        if expected >= self._promise.tokens(row.sequence.request.sampling.mode, row.max_draft):
-            row.found, row.max_draft = found, len(found.tokens)
+        if self._repeats is not None and longest:
+            row.found = look_up(
+                self._repeats, self._promise, row.sequence, longest, drafter_tokens=row.max_draft
+            )
+        if row.found is not None:
+            row.max_draft = len(row.found.tokens)
 
     def follow(self, sequence: Decoded) -> None:
         """The target went on with a sequence."""
@@ -104,7 +102,20 @@ class Sources:
                 [row.draft for row in own], modes, blocks, accepted[places], admitted[places]
             )
             if source is DraftSource.MODEL:
-                self._promise.record(modes, blocks)
+                self._promise.record(modes, blocks, np.array([row.proposed for row in own]))
+
+
+def look_up(
+    repeats: Repeats, promise: Promise, sequence: Decoded, most: int, *, drafter_tokens: int
+) -> Draft | None:
+    """A draft of up to `most` > 0 tokens by lookup, where as many of them are expected to be kept
+    as a drafter's block of `drafter_tokens` promises."""
+    found = repeats.draft(sequence, most)
+    if found is None:
+        return None
+    draft, expected = found
+    promised = promise.tokens(sequence.request.sampling.mode, drafter_tokens)
+    return draft if expected >= promised else None
 
 
 def _drafted_by(source: DraftSource, rows: Iterable[Row]) -> list[int]:

@@ -1,4 +1,4 @@
-"""The step in flight: its rows, filled in from `begin` to `commit`."""
+"""A step: its rows, filled in from `begin` to `commit` and read once more by `account`."""
 
 from dataclasses import dataclass, field
 

@@ -8,7 +8,7 @@ from dspark.modeling.drafters.dspark import DSparkModel
 from dspark.modeling.targets import Progress
 from dspark.training.prompt_queue import Source
 from dspark.training.regenerate import RegenerateOptions, regenerate
-from dspark.training.shards import ResponseCache
+from dspark.training.shards import CachedSequence, ResponseCache
 
 
 def answers(
@@ -20,8 +20,9 @@ def answers(
     temperatures: tuple[float, ...],
     max_tokens: int,
     progress: Progress,
-) -> ResponseCache:
-    """Answers with the features that ``model`` taps, from ``folder`` as far as they are there.
+) -> list[CachedSequence]:
+    """Answers to these prompts, each at one of the temperatures, with the features that ``model``
+    taps; from ``folder`` as far as they are there, which may hold others too.
 
     Raises:
         TargetError: the target cannot be loaded.
@@ -38,5 +39,7 @@ def answers(
     for prompt in prompts:
         domains.setdefault(prompt.domain, []).append(prompt)
     sources = [Source(domain, own) for domain, own in domains.items()]
-    regenerate(str(target), sources, folder, options, progress)
-    return ResponseCache(folder)
+    alike = folder / f"temperature-{'-'.join(f'{value:g}' for value in temperatures)}"
+    regenerate(str(target), sources, alike, options, progress)
+    asked = {prompt.id for prompt in prompts}
+    return [answer for answer in ResponseCache(alike) if answer.info.id in asked]

@@ -14,9 +14,10 @@ from dspark.core.calibration import apply
 from dspark.core.statistics import accepted_length
 from dspark.core.types import Ints, SamplingParams, Scaling, SequenceKey, VerificationMode
 from dspark.engine.promise import Promise
-from dspark.engine.repeats import BLOCK_SIZE, Repeats
+from dspark.engine.repeats import Repeats
 from dspark.engine.request import Request
 from dspark.engine.sequence import Sequence
+from dspark.engine.sources import look_up
 from dspark.modeling.drafters.dspark import DSparkModel
 from dspark.training import anchors
 from dspark.training.held_out import draft_greedily, greedy_accepted
@@ -49,8 +50,8 @@ class Lookup:
         for answer in answers:
             if rounds := self._decode(answer):
                 found.setdefault(answer.info.domain, []).append(np.array(rounds, np.int64))
-        found["all"] = [rounds for parts in found.values() for rounds in parts]
-        return {domain: _score(np.concatenate(parts)) for domain, parts in found.items()}
+        domains = {**found, "all": [rounds for parts in found.values() for rounds in parts]}
+        return {name: _score(np.concatenate(parts)) for name, parts in domains.items() if parts}
 
     def _decode(self, answer: CachedSequence) -> list[tuple[int, bool]]:
         """Tokens committed in each round, and whether lookup drafted them."""
@@ -67,19 +68,18 @@ class Lookup:
         rounds = []
         while own.remaining:
             self._repeats.follow(own)
-            place, left = own.committed_len - 1 - positions[0], own.remaining
-            promised = self._promise.tokens(VerificationMode.GREEDY, left)
-            found = self._repeats.draft(own, min(left, BLOCK_SIZE))
-            if looked_up := found is not None and found[1] >= promised:
-                rest = ids[own.committed_len : own.committed_len + BLOCK_SIZE]
-                accepted = _common(found[0].tokens.tolist(), rest)
+            start, left = own.committed_len, own.remaining
+            place = start - 1 - positions[0]
+            found = look_up(self._repeats, self._promise, own, left, drafter_tokens=left)
+            if found is not None:
+                accepted = _common(found.tokens.tolist(), ids[start:])
             else:
                 accepted = int(kept[place])
                 if self._model is not None:
-                    self._promise.record([VerificationMode.GREEDY], survival[place : place + 1])
-            start = own.committed_len
+                    block, whole = survival[place : place + 1], np.array([survival.shape[1]])
+                    self._promise.record([VerificationMode.GREEDY], block, whole)
             committed = own.commit(ids[start : start + accepted + 1])
-            rounds.append((len(committed), looked_up))
+            rounds.append((len(committed), found is not None))
         return rounds
 
     def _model_blocks(

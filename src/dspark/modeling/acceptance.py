@@ -168,8 +168,10 @@ def _residuals(
 ) -> tuple[Tensor, NDArray[np.float64]]:
     """(p - q)+ [M, V] at each rejected token, unnormalised, with q rebuilt; and the gaps in q."""
     tokens = torch.tensor([int(candidate.drafted[k]) for candidate, k in stops])
-    q = torch.nn.functional.one_hot(tokens, p.shape[1]).to(p)
     drawn = [i for i, (candidate, _) in enumerate(stops) if candidate.drawn]
+    looked_up = [i for i, (candidate, _) in enumerate(stops) if not candidate.drawn]
+    q = torch.zeros_like(p)
+    q[looked_up, tokens[looked_up]] = 1.0
     if drawn:
         assert shared is not None, "what a model drew is verified with its shared parts"
         q[drawn] = _rebuilt([stops[i] for i in drawn], shared, p.device)

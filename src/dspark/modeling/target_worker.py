@@ -41,8 +41,8 @@ class TargetWorker:
         target_digest: str,
         precision: str,
     ) -> None:
-        """`shared` is the drafter's part that the verifier holds; without it there are no features
-        and nothing is verified in `rejection` mode."""
+        """`shared` is the drafter's part that the verifier holds; without it there are no features,
+        and in `rejection` mode only what was looked up is verified."""
         shape = backbone.kv.shape
         fusion_digest = shared.digest if shared else ""
         self.info = TargetInfo(

@@ -40,10 +40,9 @@ def test_what_does_not_fit_is_not_usable(bad) -> None:
     assert not is_usable(bad, 3, REJECTION, 4)
 
 
-def test_what_was_looked_up_needs_no_q() -> None:
-    found = replace(block(KEY, [1, 2, 3]), source=DraftSource.NGRAM)
-    assert is_usable(found, 3, REJECTION, 4)
-    assert not is_usable(replace(found, source=DraftSource.MODEL), 3, REJECTION, 4)
+def test_a_drafter_cannot_pass_its_drafts_off_as_lookups() -> None:
+    found = replace(GOOD, source=DraftSource.NGRAM)
+    assert not is_usable(found, 3, REJECTION, 4)
     shorter = cut(found, 2)
     assert shorter is not None
     assert shorter.source is DraftSource.NGRAM

@@ -127,6 +127,7 @@ def test_nothing_is_drafted_while_a_drafter_is_timed() -> None:
     gate = opened(CHEAP)
     gate.close("the drafter is being timed", GateState.PROFILING)
     gate.use_cost(CHEAP)  # what the timing found, so far
+    assert gate.decide(history(0.9), load()) == NOTHING
     assert gate.status.state is GateState.PROFILING
     assert not gate.likely_to_draft
 

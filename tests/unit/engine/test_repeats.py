@@ -56,6 +56,16 @@ def test_what_followed_before_is_drafted_with_rising_confidence() -> None:
     assert short[1] == pytest.approx(survival[:2].sum(), rel=1e-4)
 
 
+def test_a_prompt_whose_last_token_is_left_is_matched_up_to_that_token() -> None:
+    own = Sequence(SequenceKey(1, 1), request([1, 2, 3, 1, 2], 100), 2000)
+    repeats = Repeats()
+    own.computed_len = 4  # a prefill chunk ended here: token 2 is the anchor
+    repeats.follow(own)
+    found = repeats.draft(own, 3)
+    assert found is not None
+    assert found[0].tokens.tolist() == [3, 1, 2]
+
+
 def test_a_new_word_is_not_drafted() -> None:
     repeats, own = sequence([0, 1, 2], [3])
     assert repeats.draft(own, 4) is None
@@ -181,8 +191,11 @@ def test_a_promise_is_the_mean_of_recent_survivals() -> None:
     promise, greedy, sampled = Promise(2), VerificationMode.GREEDY, VerificationMode.REJECTION
     assert promise.tokens(greedy, 2) == pytest.approx(UNKNOWN + UNKNOWN**2)
     for _ in range(30):
-        promise.record([greedy] * 50, np.tile([0.9, 0.4], (50, 1)))
+        promise.record([greedy] * 50, np.tile([0.9, 0.4], (50, 1)), np.full(50, 2))
     assert promise.tokens(greedy, 2) == pytest.approx(1.3, abs=0.01)
     assert promise.tokens(greedy, 1) == pytest.approx(0.9, abs=0.01)
     assert promise.tokens(sampled, 1) == UNKNOWN
+    for _ in range(30):  # blocks that the end of an answer cut short say nothing of what was cut
+        promise.record([greedy] * 50, np.tile([0.5, 0.0], (50, 1)), np.full(50, 1))
+    assert promise.tokens(greedy, 2) == pytest.approx(0.9, abs=0.01)
     assert promise.tokens(sampled, 0) == Promise(0).tokens(greedy, 4) == 0.0
