@@ -24,9 +24,9 @@ class _Scores:
         survival = np.array(self.survival, dtype=np.float64)
         if survival.ndim != 2:
             raise ValueError(f"survival must be [requests, block size], not {survival.shape}")
-        if not np.all((survival >= 0.0) & (survival <= 1.0)):
+        if survival.size and not (survival.min() >= 0.0 and survival.max() <= 1.0):  # nor with NaN
             raise ValueError("survival must lie in [0, 1]: calibrate the confidences first")
-        if np.any(survival[:, 1:] > survival[:, :-1]):
+        if (survival[:, 1:] > survival[:, :-1]).any():
             raise ValueError("survival must not rise along a block: it is a cumulative product")
         survival.flags.writeable = False
         object.__setattr__(self, "survival", survival)

@@ -267,12 +267,7 @@ class Engine:
             self._drafting.planned(step)
         admitted = sum(row.admitted for row in committing)
         step.head_rows, step.context_tokens = load.requests + admitted, load.context_tokens
-        if step.cost is not None:
-            step.predicted_seconds = float(
-                step.cost.verify_seconds(
-                    load.base_tokens + admitted, step.head_rows, step.context_tokens
-                )
-            )
+        step.planned_tokens = load.base_tokens + admitted
 
     def _verify_row(self, row: Row) -> VerifyRow:
         sequence = row.sequence

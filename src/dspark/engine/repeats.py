@@ -17,6 +17,9 @@ from dspark.engine.sequence import Sequence
 BLOCK_SIZE = 12
 """Most tokens of a draft."""
 
+RECKON_EVERY = 32
+"""Outcomes for which the rates stand; a thousand are remembered."""
+
 _FORETOLD = (0.2, 0.5, 0.6, 0.67, 0.72, 0.76, 0.78, 0.8, 0.82, 0.84, 0.86, 0.88, 0.9, 0.91, 0.92)
 """How often a text goes on as behind a match of 1, 2, ... tokens, to start from."""
 
@@ -68,11 +71,14 @@ class _Foretold:
     def __init__(self) -> None:
         rest = _FORETOLD[-1:] * (ngram.LONGEST_MATCH - len(_FORETOLD))
         self._rates = RunningRates(_FORETOLD + rest)
+        self._recorded = 0
         self._tables: tuple[Floats, NDArray[np.float64]] | None = None
 
     def record(self, length: int, right: bool) -> None:
         self._rates.record(length - 1, right)
-        self._tables = None
+        self._recorded += 1
+        if self._recorded % RECKON_EVERY == 0:
+            self._tables = None
 
     @property
     def logits(self) -> Floats:

@@ -68,7 +68,7 @@ class Step:
     scores: CurrentScores | None = None  # of `committing`, in order; None without any draft
     head_rows: int = 0  # rows of the target step that need logits
     context_tokens: int = 0  # that all rows attend to, drafts not counted
-    predicted_seconds: float | None = None
+    planned_tokens: int = 0  # rows of the target step, admitted drafts included
     reopened: int = 0
 
     @property
@@ -79,6 +79,14 @@ class Step:
     def base_tokens(self) -> int:
         """Rows of the target step without any draft."""
         return sum(row.num_pending for row in self.rows)
+
+    @property
+    def predicted_seconds(self) -> float | None:
+        """Of the target step as planned; None without a cost profile."""
+        if self.cost is None:
+            return None
+        seconds = self.cost.verify_seconds(self.planned_tokens, self.head_rows, self.context_tokens)
+        return float(seconds)
 
     @property
     def drafts(self) -> bool:
