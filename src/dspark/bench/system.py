@@ -60,8 +60,11 @@ def running_system(
                 if settings.has_drafter:
                     launch("drafter", settings)
             urls = {}
-            for planner in planners:
-                (port,) = free_ports(settings.host, 1)
+            # The workers may not have bound theirs yet, which so look free.
+            taken = (settings.verifier_port, settings.drafter_port)
+            spare = free_ports(settings.host, len(planners) + len(taken))
+            ports = [port for port in spare if port not in taken]
+            for planner, port in zip(planners, ports, strict=False):
                 own = settings.model_copy(update={"planner": planner, "port": port})
                 launch("scheduler", own)
                 urls[planner] = f"http://{settings.host}:{port}"
