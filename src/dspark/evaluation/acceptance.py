@@ -12,8 +12,8 @@ from dspark.core.types import VerificationMode
 from dspark.data import Prompt
 from dspark.evaluation.answers import answers
 from dspark.evaluation.lookup import Lookup, LookupScore
-from dspark.modeling.drafters.checkpoint import load_calibration, load_drafter
-from dspark.modeling.targets import Progress, resolve_target, silent
+from dspark.modeling.drafters.checkpoint import load_calibration
+from dspark.modeling.targets import Progress, silent
 from dspark.training.held_out import Score, draft_greedily, evaluate, table_drafter
 from dspark.training.ngram_table import NgramTable
 from dspark.training.shards import ResponseCache, Split
@@ -48,11 +48,9 @@ def measure(
         TargetError, DrafterError: a model cannot be loaded.
         PromptError: a cache cannot be read.
     """
-    folder = resolve_target(target, progress=progress)
-    model = load_drafter(drafter, folder).eval()
-    greedy = answers(
-        folder,
-        model,
+    model, greedy = answers(
+        target,
+        drafter,
         prompts,
         responses,
         temperatures=(0.0,),

@@ -4,30 +4,33 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dspark.data import Prompt
+from dspark.modeling.drafters.checkpoint import load_drafter
 from dspark.modeling.drafters.dspark import DSparkModel
-from dspark.modeling.targets import Progress
+from dspark.modeling.targets import Progress, resolve_target
 from dspark.training.prompt_queue import Source
 from dspark.training.regenerate import RegenerateOptions, regenerate
 from dspark.training.shards import CachedSequence, ResponseCache
 
 
 def answers(
-    target: Path,
-    model: DSparkModel,
+    target: str,
+    drafter: Path,
     prompts: Sequence[Prompt],
     folder: Path,
     *,
     temperatures: tuple[float, ...],
     max_tokens: int,
     progress: Progress,
-) -> list[CachedSequence]:
-    """Answers to these prompts, each at one of the temperatures, with the features that ``model``
-    taps; from ``folder`` as far as they are there, which may hold others too.
+) -> tuple[DSparkModel, list[CachedSequence]]:
+    """The drafter, and its target's answers to these prompts, each at one of the temperatures, with
+    the features it taps; from ``folder`` as far as they are there, which may hold others too.
 
     Raises:
-        TargetError: the target cannot be loaded.
+        TargetError, DrafterError: a model cannot be loaded.
         PromptError: the folder cannot be read.
     """
+    target_folder = resolve_target(target, progress=progress)
+    model = load_drafter(drafter, target_folder).eval()
     options = RegenerateOptions(
         temperatures=temperatures,
         max_new_tokens=max_tokens,
@@ -40,6 +43,6 @@ def answers(
         domains.setdefault(prompt.domain, []).append(prompt)
     sources = [Source(domain, own) for domain, own in domains.items()]
     alike = folder / f"temperature-{'-'.join(f'{value:g}' for value in temperatures)}"
-    regenerate(str(target), sources, alike, options, progress)
+    regenerate(str(target_folder), sources, alike, options, progress)
     asked = {prompt.id for prompt in prompts}
-    return [answer for answer in ResponseCache(alike) if answer.info.id in asked]
+    return model, [answer for answer in ResponseCache(alike) if answer.info.id in asked]

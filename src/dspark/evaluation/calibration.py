@@ -12,8 +12,8 @@ from dspark.core.reliability import PositionScores, Reliability, by_position, re
 from dspark.core.types import Scaling, VerificationMode
 from dspark.data import Prompt
 from dspark.evaluation.answers import answers
-from dspark.modeling.drafters.checkpoint import load_calibration, load_drafter
-from dspark.modeling.targets import Progress, resolve_target, silent
+from dspark.modeling.drafters.checkpoint import load_calibration
+from dspark.modeling.targets import Progress, silent
 from dspark.training.calibrate import Judged, judge
 
 
@@ -59,18 +59,16 @@ def measure(
         TargetError, DrafterError: a model cannot be loaded.
         PromptError: the folder of answers cannot be read.
     """
-    folder = resolve_target(target, progress=progress)
-    model = load_drafter(drafter, folder).eval()
-    fitted = load_calibration(drafter, model.config)
-    made = answers(
-        folder,
-        model,
+    model, made = answers(
+        target,
+        drafter,
         prompts,
         responses,
         temperatures=(0.0, 1.0),
         max_tokens=max_tokens,
         progress=progress,
     )
+    fitted = load_calibration(drafter, model.config)
     plain = Scaling.none(model.config.block_size)
     result = {}
     for mode, parts in judge(model, made).items():

@@ -14,9 +14,9 @@ from dspark.core.calibration import apply
 from dspark.core.types import Ints, Scaling, VerificationMode
 from dspark.data import Prompt
 from dspark.evaluation.answers import answers
-from dspark.modeling.drafters.checkpoint import load_calibration, load_drafter
+from dspark.modeling.drafters.checkpoint import load_calibration
 from dspark.modeling.drafters.dspark import DSparkModel
-from dspark.modeling.targets import Progress, resolve_target, silent
+from dspark.modeling.targets import Progress, silent
 from dspark.training import anchors
 from dspark.training.held_out import draft_greedily, greedy_accepted, walk
 from dspark.training.shards import CachedSequence
@@ -52,18 +52,16 @@ def measure(
         TargetError, DrafterError: a model cannot be loaded.
         PromptError: the folder of answers cannot be read.
     """
-    folder = resolve_target(target, progress=progress)
-    model = load_drafter(drafter, folder).eval()
-    scaling = load_calibration(drafter, model.config).get(VerificationMode.GREEDY.value)
-    greedy = answers(
-        folder,
-        model,
+    model, greedy = answers(
+        target,
+        drafter,
         prompts,
         responses,
         temperatures=(0.0,),
         max_tokens=max_tokens,
         progress=progress,
     )
+    scaling = load_calibration(drafter, model.config).get(VerificationMode.GREEDY.value)
     rounds: dict[str, dict[float, list[Ints]]] = {}
     for sequence in greedy:
         for threshold, met in _rounds(model, scaling, sequence, thresholds).items():

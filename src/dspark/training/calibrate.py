@@ -80,9 +80,7 @@ def calibrate(model: DSparkModel, cache: ResponseCache, seed: int = 0) -> dict[s
             continue
         halves = Judged.joined(parts[0::2]), Judged.joined(parts[1::2])
         everything = Judged.joined(halves)
-        unscaled = np.concatenate(
-            [half.survival(Scaling.none(model.config.block_size)) for half in halves]
-        )
+        unscaled = everything.survival(Scaling.none(model.config.block_size))
         crossed = np.concatenate(
             [own.survival(fit(other)) for own, other in (halves, halves[::-1])]
         )
