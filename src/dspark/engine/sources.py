@@ -5,7 +5,8 @@ which it promises more than the drafter's blocks do on average. That is decided 
 drafted, from committed tokens and from history: a choice that looked at drafts would bias output.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,13 +75,11 @@ class Sources:
     def confidences(self, rows: Sequence[Row]) -> NDArray[np.float64]:
         """Calibrated confidences of the drafts of the rows, 0 where there is none, [R, widest]."""
         confidences = np.zeros((len(rows), self.widest))
-        for source, calibrator in self._calibrators.items():
-            places = _drafted_by(source, rows)
-            if places:
-                own = [rows[place] for place in places]
-                confidences[places, : calibrator.block_size] = calibrator.confidences(
-                    [row.draft for row in own], _modes(own)
-                )
+        for source, places, own in self._by_source(rows):
+            calibrator = self._calibrators[source]
+            confidences[places, : calibrator.block_size] = calibrator.confidences(
+                [row.draft for row in own], _modes(own)
+            )
         return confidences
 
     def record(
@@ -92,17 +91,21 @@ class Sources:
     ) -> None:
         """Learn how N judged drafts turned out: survival as planned with [N, widest], tokens
         accepted [N] and admitted [N]."""
-        for source, calibrator in self._calibrators.items():
-            places = _drafted_by(source, rows)
-            if not places:
-                continue
-            own = [rows[place] for place in places]
+        for source, places, own in self._by_source(rows):
+            calibrator = self._calibrators[source]
             modes, blocks = _modes(own), survival[places, : calibrator.block_size]
             calibrator.record(
                 [row.draft for row in own], modes, blocks, accepted[places], admitted[places]
             )
             if source is DraftSource.MODEL:
                 self._promise.record(modes, blocks, np.array([row.proposed for row in own]))
+
+    def _by_source(self, rows: Sequence[Row]) -> Iterator[tuple[DraftSource, list[int], list[Row]]]:
+        """The rows that each source drafted, if any, and their places."""
+        for source in self._calibrators:
+            drafts = [row.draft is not None and row.draft.source is source for row in rows]
+            if any(drafts):
+                yield source, np.flatnonzero(drafts).tolist(), list(compress(rows, drafts))
 
 
 def look_up(
@@ -116,15 +119,6 @@ def look_up(
     draft, expected = found
     promised = promise.tokens(sequence.request.sampling.mode, drafter_tokens)
     return draft if expected >= promised else None
-
-
-def _drafted_by(source: DraftSource, rows: Iterable[Row]) -> list[int]:
-    """The places of the rows with a draft from there."""
-    return [
-        place
-        for place, row in enumerate(rows)
-        if row.draft is not None and row.draft.source is source
-    ]
 
 
 def _modes(rows: Iterable[Row]) -> list[VerificationMode]:
