@@ -7,11 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dspark.bench.serving import BASELINE, Summary
+from dspark.bench.serving import REFERENCE, Summary, is_static
 from dspark.core.statistics import bootstrap_interval
-
-REFERENCE = "fixed:1"
-"""One draft token, always verified: what production systems run as multi-token prediction."""
 
 _ROUNDS_FOR_AN_INTERVAL = 3
 
@@ -45,7 +42,8 @@ class Rivalry:
     """A planner against the best static setting of the same load, round by round.
 
     The rival of a round is the setting that was fastest in all the *others*: the fastest over all
-    of them, picked afterwards, owes a part of its lead to luck.
+    of them, picked afterwards, owes a part of its lead to luck. A setting that was dropped on the
+    way is nobody's rival.
     """
 
     transport: str
@@ -113,8 +111,8 @@ def rivalries(rows: Sequence[Summary]) -> list[Rivalry]:
         peers = [
             r for r in rows if (r.transport, r.concurrency) == (row.transport, row.concurrency)
         ]
-        static = [r for r in peers if _is_static(r)]
-        if _is_static(row) or not static:
+        static = [r for r in peers if is_static(r.planner) and len(r.rounds) == len(row.rounds)]
+        if is_static(row.planner) or not static:
             continue
         rivals = [_fastest_but_in(number, static) for number in range(len(row.rounds))]
         ratios = [
@@ -145,10 +143,6 @@ def _fastest_but_in(number: int, rows: Sequence[Summary]) -> Summary:
         return sum(rounds or row.rounds)
 
     return max(rows, key=others)
-
-
-def _is_static(row: Summary) -> bool:
-    return row.planner == BASELINE or row.planner.startswith(("fixed:", "threshold:"))
 
 
 def _curves(rows: Iterable[Summary], transport: str) -> dict[str, list[Summary]]:

@@ -8,7 +8,7 @@ in the same way afterwards, with workers of its own.
 import asyncio
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -24,7 +24,11 @@ from dspark.data import Prompt
 from dspark.ops.settings import Settings, Transport
 
 BASELINE = "none"
+REFERENCE = "fixed:1"
+"""One draft token, always verified: what production systems run as multi-token prediction."""
+
 FEWEST_PROMPTS = 12  # of a round: a few of each domain, however few the clients
+_ROUNDS_BEFORE_A_DROP = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,9 @@ class ServeOptions:
     prompts_per_client: int = 3  # in a round
     max_tokens: int = 128
     temperature: float = 0.0
+    drop_below: float = 0.0
+    """A static planner that is slower than this share of the fastest static one at a concurrency
+    has no further turns there; the baseline and REFERENCE always have."""
 
     def __post_init__(self) -> None:
         unknown = set(self.transports) - set(get_args(Transport))
@@ -132,24 +139,48 @@ def _measure(
         verifiers = [urls[BASELINE]] if transport == "grpc" else list(urls.values())
         dealer = _Dealer(prompts)
         for concurrency in options.concurrencies:
+            rounds: dict[str, list[float]] = {planner: [] for planner in urls}
             for number in range(options.rounds):
                 hand = dealer.deal(concurrency, options.prompts_per_client)
                 # Who comes second would find the prompts in the verifier's prefix cache: put them
                 # there for everybody.
                 for url in verifiers:
                     _answer(url, hand, concurrency, replace(options, max_tokens=1))
-                turns = list(urls.items())
-                for planner, url in turns[:: 1 if number % 2 == 0 else -1]:
+                turns = still_racing(rounds, options.drop_below)
+                for planner in turns[:: 1 if number % 2 == 0 else -1]:
+                    url = urls[planner]
                     before = scrape(url)
                     load = _answer(url, hand, concurrency, options)
                     totals = step_totals(before, scrape(url))
                     slices.append(Slice(transport, concurrency, planner, number, load, totals))
+                    rounds[planner].append(load.throughput)
                     progress(
                         f"{transport}, concurrency {concurrency}, "
                         f"round {number + 1}/{options.rounds}, {planner}: "
                         f"{load.throughput:.1f} tok/s"
                     )
     return slices
+
+
+def is_static(planner: str) -> bool:
+    """Whether it verifies alike at any load."""
+    return planner == BASELINE or planner.startswith(("fixed:", "threshold:"))
+
+
+def still_racing(rounds: Mapping[str, Sequence[float]], drop_below: float) -> list[str]:
+    """The planners that another round is worth its time for, given the throughputs of the rounds
+    that each has had so far."""
+    played = len(rounds[BASELINE])
+    racing = {name: sum(own) for name, own in rounds.items() if len(own) == played}
+    fastest = max(rate for name, rate in racing.items() if is_static(name))
+    return [
+        name
+        for name, rate in racing.items()
+        if played < _ROUNDS_BEFORE_A_DROP
+        or rate >= drop_below * fastest
+        or name in (BASELINE, REFERENCE)
+        or not is_static(name)
+    ]
 
 
 def read_summaries(file: Path) -> list[Summary]:

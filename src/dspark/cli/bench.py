@@ -46,6 +46,15 @@ def bench_serve(
     ] = 3,
     max_tokens: MaxTokens = 128,
     temperature: Annotated[float, typer.Option(help="0: greedy")] = 0.0,
+    drop_below: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="after two rounds at a load, leave out static planners slower than this share of"
+            " the fastest static one",
+        ),
+    ] = 0.0,
     ngram_data: Annotated[
         Path | None,
         typer.Option(help="response cache to count a 4-gram table on, to compare drafts with"),
@@ -66,6 +75,7 @@ def bench_serve(
             prompts_per_client=per_client,
             max_tokens=max_tokens,
             temperature=temperature,
+            drop_below=drop_below,
         )
         summaries, plain = serving.run(
             settings, load_all(prompts), options, log_file("bench"), progress.print

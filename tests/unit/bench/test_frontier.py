@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from dspark.bench.frontier import Rivalry, interactive, matched, rivalries
 from dspark.bench.load import Answer
 from dspark.bench.pictures import draw
-from dspark.bench.serving import Lengths, Summary, by_domain, read_summaries
+from dspark.bench.serving import Lengths, Summary, by_domain, read_summaries, still_racing
 from dspark.cli import app
 from dspark.core.errors import ConfigError
 from dspark.data import Prompt
@@ -92,6 +92,25 @@ def test_a_lucky_round_does_not_choose_its_own_rival() -> None:
     ]
     (found,) = rivalries(rows)
     assert found.ratio == pytest.approx((100 / 90 + 100 / 90 + 100 / 100) / 3)
+
+
+def test_a_setting_that_was_dropped_is_nobodys_rival() -> None:
+    rows = [
+        summary("none", 4, 100, 25, rounds=(100.0, 100.0, 100.0)),
+        summary("fixed:7", 4, 300, 28, rounds=(300.0, 300.0)),
+        summary("causal", 4, 100, 25, rounds=(100.0, 100.0, 100.0)),
+    ]
+    (found,) = rivalries(rows)
+    assert (found.rival, found.ratio) == ("none", 1.0)
+
+
+def test_only_static_planners_far_behind_leave_the_race() -> None:
+    one = {"none": [50.0], "fixed:1": [50.0], "fixed:2": [100.0], "fixed:7": [50.0]}
+    assert still_racing(one, 0.9) == list(one)  # one round is no reason
+    two = {name: [first, 80.0] for name, (first,) in one.items()} | {"capacity": [1.0, 1.0]}
+    assert still_racing(two, 0.9) == ["none", "fixed:1", "fixed:2", "capacity"]
+    three = {name: [*own, 90.0] for name, own in two.items() if name != "fixed:7"}
+    assert still_racing(three | {"fixed:7": two["fixed:7"]}, 0.0) == list(three)  # it stays away
 
 
 def test_planners_are_compared_at_the_throughput_of_the_reference() -> None:
