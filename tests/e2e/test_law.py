@@ -19,6 +19,7 @@ from dspark.core.planner import CapacityPlanner, CausalPlanner, FixedPlanner, Th
 from dspark.core.statistics import chi_square_p_value
 from dspark.core.types import DraftSource, SamplingParams
 from dspark.ops.settings import Settings
+from tests.support.drafters import METHODS
 from tests.support.draws import (
     BIAS,
     EVERY_TOKEN,
@@ -28,6 +29,7 @@ from tests.support.draws import (
     Run,
     draw,
     exact_law,
+    make_method_models,
     make_models,
 )
 from tests.support.leaking import LeakingPlanner
@@ -57,20 +59,29 @@ UNLAWFUL = {
     "leaking": Run(LeakingPlanner(), CUT, range(240_000, 242_000)),
     "biased": Run(CausalPlanner(), CUT, range(250_000, 255_000), biased=True),
 }
+METHOD_DRAWS = 5000
+EVERY_METHOD = {
+    kind: Run(FixedPlanner(2), CUT, range(first, first + METHOD_DRAWS), kind=kind)
+    for first, kind in zip(range(400_000, 500_000, METHOD_DRAWS), METHODS, strict=False)
+    if kind != "dspark"  # it has the runs above
+}
+LAWFUL |= EVERY_METHOD
 RUNS = LAWFUL | UNLAWFUL
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    return make_models(tmp_path_factory.mktemp("models"))
+def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Settings]:
+    """By kind of drafter."""
+    own = {kind: make_method_models(tmp_path_factory.mktemp(kind), kind) for kind in EVERY_METHOD}
+    return {"leaky": make_models(tmp_path_factory.mktemp("models")), **own}
 
 
 @pytest.fixture(scope="module")
-def draws(settings: Settings) -> Iterator[dict[str, Future[Draws]]]:
+def draws(settings: dict[str, Settings]) -> Iterator[dict[str, Future[Draws]]]:
     """All runs, two at a time, each in processes of its own."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2, context, max_tasks_per_child=1) as pool:
-        yield {name: pool.submit(draw, settings, run) for name, run in RUNS.items()}
+        yield {name: pool.submit(draw, settings[run.kind], run) for name, run in RUNS.items()}
 
 
 def p_value(counts: NDArray[np.int64], law: NDArray[np.float64]) -> float:
@@ -85,13 +96,23 @@ def p_value(counts: NDArray[np.int64], law: NDArray[np.float64]) -> float:
 
 @pytest.mark.parametrize("name", LAWFUL)
 def test_the_law_is_the_targets(
-    name: str, settings: Settings, draws: dict[str, Future[Draws]]
+    name: str, settings: dict[str, Settings], draws: dict[str, Future[Draws]]
 ) -> None:
+    result, run = draws[name].result(), RUNS[name]
+    assert p_value(result.counts(), exact_law(settings[run.kind], run)) > SIGNIFICANCE
+
+
+@pytest.mark.parametrize("name", EVERY_METHOD)
+def test_every_method_was_at_work(name: str, draws: dict[str, Future[Draws]]) -> None:
     result = draws[name].result()
-    assert p_value(result.counts(), exact_law(settings, RUNS[name])) > SIGNIFICANCE
+    assert result.fallbacks == ()
+    assert result.admitted > METHOD_DRAWS
+    assert 0.1 < result.accepted / result.admitted < 0.95
 
 
-@pytest.mark.parametrize("name", [name for name, run in RUNS.items() if not run.lookup])
+@pytest.mark.parametrize(
+    "name", [name for name, run in RUNS.items() if not run.lookup and name not in EVERY_METHOD]
+)
 def test_speculation_was_at_work(name: str, draws: dict[str, Future[Draws]]) -> None:
     """A drafter that is always or never right, or never asked, would prove nothing."""
     result = draws[name].result()
@@ -117,17 +138,21 @@ def test_lookups_were_at_work(draws: dict[str, Future[Draws]]) -> None:
 
 
 def test_a_planner_that_looks_ahead_is_seen(
-    settings: Settings, draws: dict[str, Future[Draws]]
+    settings: dict[str, Settings], draws: dict[str, Future[Draws]]
 ) -> None:
     """Of the tokens that were drafted first, it verifies the even ones: they come out too often."""
-    law, counts = exact_law(settings, RUNS["leaking"]), draws["leaking"].result().counts()
+    law = exact_law(settings["leaky"], RUNS["leaking"])
+    counts = draws["leaking"].result().counts()
     assert p_value(counts, law) < SIGNIFICANCE
     even = law[:, 0::2].sum()
     assert counts[:, 0::2].sum() / counts.sum() - even > 0.05
 
 
-def test_a_bias_of_two_percent_is_seen(settings: Settings, draws: dict[str, Future[Draws]]) -> None:
-    law, counts = exact_law(settings, RUNS["biased"]), draws["biased"].result().counts()
+def test_a_bias_of_two_percent_is_seen(
+    settings: dict[str, Settings], draws: dict[str, Future[Draws]]
+) -> None:
+    law = exact_law(settings["leaky"], RUNS["biased"])
+    counts = draws["biased"].result().counts()
     assert p_value(counts, law) < SIGNIFICANCE
     first = law.sum(axis=(1, 2))
     moved = np.abs(counts.sum(axis=(1, 2)) / counts.sum() - first).sum() / 2

@@ -37,6 +37,7 @@ def bigrams() -> torch.Tensor:
     return torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(2)) * 1.2
 
 
+@torch.no_grad()
 def draft_blocks(
     shared: SharedDraftParts, sampling: SamplingParams, nonces: np.ndarray, step: int
 ) -> list[Draft]:
@@ -49,8 +50,10 @@ def draft_blocks(
     base = shared.base_logits(rows)
     previous = torch.full((len(nonces),), ANCHOR)
     tokens, sent, cuts = [], [], []
+    head = shared.sequential_head
     for k in range(BLOCK):
-        logits = base[k] + shared.bias(rows[k].expand(len(nonces), -1), previous)
+        vectors, _ = head.step(rows[k].expand(len(nonces), -1), previous, None)
+        logits = head.combine(base[k].expand(len(nonces), -1), vectors)
         q, cut = probabilities(logits, [sampling] * len(nonces))
         previous = torch.from_numpy(draw(q, uniform(nonces, step, Purpose.DRAFT, k)))
         tokens.append(previous.numpy())

@@ -25,6 +25,7 @@ from dspark.engine.admission import Limits
 from dspark.modeling.drafters.checkpoint import load_drafter, save_drafter
 from dspark.modeling.head import LocalHead
 from dspark.ops.settings import Settings, load_settings
+from tests.support.drafters import METHODS, model_on
 from tests.support.system import Recorder, collect, request, running_driver, until
 from tests.support.tiny import tiny_drafter, tiny_target
 from tests.support.workers import drafter_port, verifier_port
@@ -67,6 +68,7 @@ class Run:
     lookup: bool = False  # what repeats itself is drafted by the engine
     model: bool = True  # there is a drafter
     biased: bool = False  # a defect is planted: see BiasedHead
+    kind: str = "leaky"  # of the drafter: the one of `make_models`, or of `make_method_models`
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,18 @@ def make_models(folder: Path) -> Settings:
         before = weights[-VOCAB:]  # the Markov embedding is one-hot
         before[0::2], before[1::2] = behind_even, behind_odd
     save_drafter(model, drafter)
+    return _settings(target, drafter)
+
+
+def make_method_models(folder: Path, kind: str) -> Settings:
+    """A tiny target and a random drafter of some kind: right by chance, and wrong as often."""
+    target = tiny_target(folder / "target", vocab_size=VOCAB)
+    fields = {"block_size": 1 if kind == "mtp1" else 2, "selector_top_k": 4} | METHODS[kind]
+    save_drafter(model_on(target, **fields), folder / "drafter")
+    return _settings(target, folder / "drafter")
+
+
+def _settings(target: Path, drafter: Path) -> Settings:
     flags = {"target": target, "drafter": drafter, "precision": "fp32", "threads": 1}
     cache = {"kv-tokens": 8 * RUNNING, "kv-block-size": 8}
     return load_settings([f"--{key}={value}" for key, value in (flags | cache).items()], {})

@@ -18,7 +18,7 @@ from transformers import (
 
 from dspark.modeling.drafters.checkpoint import save_drafter
 from dspark.modeling.drafters.config import DrafterConfig
-from dspark.modeling.drafters.dspark import DSparkModel
+from dspark.modeling.drafters.families import new_drafter
 
 Family = Literal["llama", "qwen3"]
 
@@ -114,13 +114,14 @@ def tiny_drafter(folder: Path, target: Path, *, block_size: int = 4, seed: int =
         block_size=block_size,
         mask_token_id=vocab_size - 1,
         markov_rank=vocab_size,
+        enable_confidence_head=True,
     )
     head = model.get_output_embeddings().weight.detach()
-    drafter = DSparkModel(config, model.get_input_embeddings().weight.detach(), head)
+    drafter = new_drafter(config, model.get_input_embeddings().weight.detach(), head)
     with torch.no_grad():
         bigrams = model(torch.arange(vocab_size)[:, None]).logits[:, 0]  # [V, V]
-        drafter.markov_head.markov_w1.weight.copy_(torch.eye(vocab_size))
-        drafter.markov_head.markov_w2.weight.copy_(bigrams.T)
+        drafter.sequential_head.markov_w1.weight.copy_(torch.eye(vocab_size))
+        drafter.sequential_head.markov_w2.weight.copy_(bigrams.T)
         drafter.norm.weight.fill_(0.1)  # the base logits only disturb the bigrams
     save_drafter(drafter, folder)
     return folder

@@ -22,7 +22,7 @@ from dspark.core.types import (
 )
 from dspark.modeling.backbone import LocalBackbone
 from dspark.modeling.drafters.config import DrafterConfig
-from dspark.modeling.drafters.dspark import DSparkModel
+from dspark.modeling.drafters.families import new_drafter
 from dspark.modeling.drafters.shared import SharedDraftParts
 from dspark.modeling.head import LocalHead
 from dspark.modeling.sampling import draw
@@ -46,10 +46,11 @@ def shared_parts(target: Path, *, block_size: int = 4, scale: float = 0.3) -> Sh
         block_size=block_size,
         mask_token_id=0,
         markov_rank=4,
+        enable_confidence_head=True,
     )
     head = LocalHead.from_folder(target, "fp32").weight
     torch.manual_seed(5)
-    model = DSparkModel(config, torch.randn_like(head), head)
+    model = new_drafter(config, torch.randn_like(head), head)
     for name, parameter in model.named_parameters():
         if name.startswith(("fc", "markov")):
             torch.nn.init.normal_(parameter, std=scale)
@@ -103,7 +104,7 @@ def sampled_draft(
     temperature, cut = torch.tensor([sampling.temperature]), torch.tensor([-torch.inf])
     tokens, sent, previous = [], [], anchor
     for k in range(length):
-        q = shared.q_row(rows[k : k + 1], torch.tensor([previous]), temperature, cut)
+        q = shared.q_row([rows[k : k + 1]], [torch.tensor([previous])], temperature, cut)
         u = uniform(sampling.nonce, step, Purpose.DRAFT, k)
         previous = int(draw(q, np.array([u]))[0])
         tokens.append(previous)

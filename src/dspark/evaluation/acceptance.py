@@ -59,9 +59,9 @@ def measure(
     )
     size = model.config.block_size
 
-    def score(markov: bool) -> dict[str, Score]:
+    def score(sequential: bool) -> dict[str, Score]:
         return evaluate(
-            greedy, lambda s, at: draft_greedily(model, s, at, markov=markov).tokens, size
+            greedy, lambda s, at: draft_greedily(model, s, at, sequential=sequential).tokens, size
         )
 
     table = None
@@ -70,8 +70,8 @@ def measure(
         table = evaluate(greedy, table_drafter(counted, size), size)
     scaling = load_calibration(drafter, model.config).get(VerificationMode.GREEDY.value)
     return Acceptance(
-        drafter=score(markov=True),
-        without_markov=score(markov=False),
+        drafter=score(sequential=True),
+        without_markov=score(sequential=False),
         with_lookup=Lookup(model, scaling).score(greedy),
         lookup_alone=Lookup(None, None).score(greedy),
         table=table,

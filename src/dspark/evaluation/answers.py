@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dspark.data import Prompt
 from dspark.modeling.drafters.checkpoint import load_drafter
-from dspark.modeling.drafters.dspark import DSparkModel
+from dspark.modeling.drafters.interface import Drafter
 from dspark.modeling.targets import Progress, resolve_target
 from dspark.training.prompt_queue import Source
 from dspark.training.regenerate import RegenerateOptions, regenerate
@@ -21,7 +21,7 @@ def answers(
     temperatures: tuple[float, ...],
     max_tokens: int,
     progress: Progress,
-) -> tuple[DSparkModel, list[CachedSequence]]:
+) -> tuple[Drafter, list[CachedSequence]]:
     """The drafter, and its target's answers to these prompts, each at one of the temperatures, with
     the features it taps; from ``folder`` as far as they are there, which may hold others too.
 

@@ -18,7 +18,7 @@ from dspark.engine.repeats import Repeats
 from dspark.engine.request import Request
 from dspark.engine.sequence import Sequence
 from dspark.engine.sources import look_up
-from dspark.modeling.drafters.dspark import DSparkModel
+from dspark.modeling.drafters.interface import Drafter
 from dspark.training import anchors
 from dspark.training.held_out import draft_greedily, greedy_accepted
 from dspark.training.shards import CachedSequence
@@ -36,7 +36,7 @@ class LookupScore:
 class Lookup:
     """Decodes answers with prompt lookup, beside a drafter or without one."""
 
-    def __init__(self, model: DSparkModel | None, scaling: Scaling | None) -> None:
+    def __init__(self, model: Drafter | None, scaling: Scaling | None) -> None:
         """``scaling``: of the model's confidences in `greedy` mode."""
         size = 0 if model is None else model.config.block_size
         self._model = model

@@ -15,7 +15,7 @@ from dspark.core.types import Ints, Scaling, VerificationMode
 from dspark.data import Prompt
 from dspark.evaluation.answers import answers
 from dspark.modeling.drafters.checkpoint import load_calibration
-from dspark.modeling.drafters.dspark import DSparkModel
+from dspark.modeling.drafters.interface import Drafter
 from dspark.modeling.targets import Progress, silent
 from dspark.training import anchors
 from dspark.training.held_out import draft_greedily, greedy_accepted, walk
@@ -74,7 +74,7 @@ def measure(
 
 
 def _rounds(
-    model: DSparkModel,
+    model: Drafter,
     scaling: Scaling | None,
     sequence: CachedSequence,
     thresholds: Sequence[float],

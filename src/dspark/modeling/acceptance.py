@@ -189,12 +189,13 @@ def _rebuilt(
     hidden, previous, cuts = [], [], []
     for candidate, k in stops:
         assert candidate.draft is not None
-        hidden.append(shared.unpack(candidate.draft.hidden)[k])
-        previous.append(int(candidate.drafted[k - 1]) if k else candidate.anchor)
+        hidden.append(shared.unpack(candidate.draft.hidden)[: k + 1].to(device))
+        before = [candidate.anchor, *candidate.drafted[:k].tolist()]
+        previous.append(torch.tensor(before, device=device))
         cuts.append(float(_sent(candidate.draft.cut)[k]))
     return shared.q_row(
-        torch.stack(hidden),
-        torch.tensor(previous, device=device),
+        hidden,
+        previous,
         torch.tensor([c.sampling.temperature for c, _ in stops], device=device),
         torch.tensor(cuts, device=device),
     )

@@ -21,8 +21,9 @@ from dspark.core.types import (
     VerificationMode,
 )
 from dspark.modeling.drafters.context import DraftContext
-from dspark.modeling.drafters.dspark import DSparkModel
-from dspark.modeling.drafters.served import ServedDrafter
+from dspark.modeling.drafters.heads import certainty
+from dspark.modeling.drafters.interface import Drafter, OpenBlocks
+from dspark.modeling.drafters.served import serve
 from dspark.modeling.drafters.shared import SharedDraftParts
 from dspark.modeling.linear import Precision, linear_function
 from dspark.modeling.sampling import argmax, draw, probabilities
@@ -47,7 +48,7 @@ class DraftWorker:
 
     def __init__(
         self,
-        model: DSparkModel,
+        model: Drafter,
         *,
         name: str,
         incarnation: int,
@@ -61,7 +62,10 @@ class DraftWorker:
             if precision == "bf16"
             else self._shared.base_logits
         )
-        self._model = ServedDrafter(model, precision)
+        self._confidence = model.confidence
+        self._has_no_confidence = model.confidence_head is None
+        self._width = model.config.hidden_size
+        self._model = serve(model, precision)
         self._sequences: dict[SequenceKey, _Sequence] = {}
         self.info = DrafterInfo(
             incarnation=incarnation,
@@ -118,7 +122,7 @@ class DraftWorker:
                 f"{row.num_draft} drafts were asked for sequence {row.key}, "
                 f"a block has at most {self.info.block_size}"
             )
-        expected = _new_features(row) * self._model.config.hidden_size * _WIRE_BYTES
+        expected = _new_features(row) * self._width * _WIRE_BYTES
         if len(row.features) != expected:
             raise DrafterError(
                 f"sequence {row.key} came with {len(row.features)} bytes of features, "
@@ -137,56 +141,78 @@ class DraftWorker:
             self._model.extend(
                 [self._sequences[row.key].context for row in growing],
                 self._shared.unpack(b"".join(row.features for row in growing)),
+                # A feature's row is the one before its token's, so the last of these are theirs.
+                torch.tensor([t for row in growing for t in row.tokens[-_new_features(row) :]]),
                 [_new_features(row) for row in growing],
             )
 
     def _draft_blocks(self, step: int, rows: Sequence[DraftRow]) -> dict[SequenceKey, Draft]:
         sequences = [self._sequences[row.key] for row in rows]
         anchors = torch.tensor([sequence.anchor for sequence in sequences])
-        hidden = self._model.forward_step([sequence.context for sequence in sequences], anchors)
-        # Rounded before any logit is computed, so that the verifier can rebuild the same q.
-        hidden = hidden[:, : max(row.num_draft for row in rows)].to(self._shared.wire_dtype)
-        tokens, q, cuts = self._walk(step, rows, hidden, anchors)
-        previous = torch.cat((anchors[:, None], tokens[:, :-1]), dim=1)
-        confidence = self._model.confidence(hidden.float(), previous).numpy()
+        blocks = self._model.open_blocks([sequence.context for sequence in sequences])
+        walked = self._walk(step, rows, blocks, anchors)
+        previous = torch.cat((anchors[:, None], walked.tokens[:, :-1]), dim=1)
+        learnt = self._confidence(walked.hidden.float(), previous)
+        confidence = (walked.sure if learnt is None else learnt).numpy()
         drafts = {}
         for index, row in enumerate(rows):
             block = (index, slice(row.num_draft))
-            draft = Draft(row.key, tokens[block].numpy(), confidence[block])
+            draft = Draft(row.key, walked.tokens[block].numpy(), confidence[block])
             if row.sampling.mode is VerificationMode.REJECTION:
-                packed = self._shared.pack(hidden[block])
-                draft = replace(draft, q=q[block], cut=cuts[block], hidden=packed)
+                packed = self._shared.pack(walked.hidden[block])
+                draft = replace(draft, q=walked.q[block], cut=walked.cuts[block], hidden=packed)
             drafts[row.key] = draft
         return drafts
 
     def _walk(
-        self, step: int, rows: Sequence[DraftRow], hidden: Tensor, anchors: Tensor
-    ) -> tuple[Tensor, np.ndarray, np.ndarray]:
-        """Choose the tokens position by position. hidden: [R, K, d]; anchors: [R].
-
-        Returns target ids [R, K] and, meaningful on `rejection` rows, q and cuts [R, K].
-        """
-        count, width, _ = hidden.shape
+        self, step: int, rows: Sequence[DraftRow], blocks: OpenBlocks, anchors: Tensor
+    ) -> "_Walked":
+        """Choose the tokens position by position. anchors: [R]."""
+        count, width = len(rows), max(row.num_draft for row in rows)
         sampled = [i for i, r in enumerate(rows) if r.sampling.mode is VerificationMode.REJECTION]
         # What is drawn the verifier has to rebuild; a greedy draft is a guess, and may be a rough
         # one.
         logits_of = self._shared.base_logits if sampled else self._rough_logits
-        base = logits_of(hidden.flatten(0, 1)).float().view(count, width, -1)
         sampling = [rows[i].sampling for i in sampled]
         tokens = torch.empty(count, width, dtype=torch.int64)
+        sure = torch.zeros(count, width)
         q, cuts = np.zeros((2, count, width), np.float32)
-        previous = anchors
+        hidden: list[Tensor] = []  # [R, d] of each position, as far as it is known
+        base: list[Tensor] = []  # [R, U]
+        head = self._shared.sequential_head
+        previous, state = anchors, head.start(count)
         for k in range(width):
-            logits = self._shared.bias(hidden[:, k], previous).add_(base[:, k])
+            if k == len(hidden):
+                # Rounded before any logit is computed, so that the verifier can rebuild the same q.
+                fresh = blocks.rows(previous)[:, : width - k].to(self._shared.wire_dtype)
+                logits = logits_of(fresh.flatten(0, 1)).float()
+                hidden += fresh.unbind(1)
+                base += logits.view(*fresh.shape[:2], -1).unbind(1)
+            vectors, state = head.step(hidden[k], previous, state)
+            logits = head.combine(base[k], vectors)
             columns = argmax(logits)
+            if self._has_no_confidence:
+                sure[:, k] = certainty(torch.softmax(logits, -1).amax(-1))
             if sampled:
                 weights, cut = probabilities(logits[sampled], sampling)
                 uniforms = [uniform(s.nonce, step, Purpose.DRAFT, k) for s in sampling]
                 columns[sampled] = drawn = draw(weights, np.array(uniforms))
                 q[sampled, k] = weights.numpy()[np.arange(len(sampled)), drawn]
                 cuts[sampled, k] = cut.numpy()
+                sure[sampled, k] = certainty(weights.amax(-1))
             previous = tokens[:, k] = self._shared.target_ids(torch.from_numpy(columns))
-        return tokens, q, cuts
+        return _Walked(torch.stack(hidden, 1), tokens, sure, q, cuts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Walked:
+    """What came of a walk over R blocks of K positions."""
+
+    hidden: Tensor  # [R, K, d] rounded to the wire dtype
+    tokens: Tensor  # [R, K] target ids
+    sure: Tensor  # [R, K] certainties, instead of the confidence that a drafter has not learnt
+    q: np.ndarray  # [R, K], meaningful on `rejection` rows, as are
+    cuts: np.ndarray  # [R, K]
 
 
 def _new_features(row: DraftRow) -> int:

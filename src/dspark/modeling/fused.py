@@ -30,29 +30,37 @@ class FusedLayer:
         self._head_dim = attention.head_dim
         self._num_queries = attention.q_proj.out_features // attention.head_dim
         self._num_keys = attention.k_proj.out_features // attention.head_dim
-        self._attention_norm = norm_function(layer.input_layernorm)
+        self.attention_norm = norm_function(layer.input_layernorm)
         self._qkv = product((attention.q_proj, attention.k_proj, attention.v_proj), precision)
         self._query_norm, self._key_norm = (
             _head_norm(getattr(attention, name, None)) for name in ("q_norm", "k_norm")
         )
         self._out = product((attention.o_proj,), precision)
-        self._mlp_norm = norm_function(layer.post_attention_layernorm)
+        self.mlp_norm = norm_function(layer.post_attention_layernorm)
         self._gate_up = product((mlp.gate_proj, mlp.up_proj), precision)
         self._activation = activation
         self._down = product((mlp.down_proj,), precision)
 
     def __call__(self, rows: Tensor, rope: SignedRope, attend: AttendRows) -> Tensor:
         """rows: [B, d]. Returns [B, d]."""
-        heads = self._qkv(self._attention_norm(rows)).view(len(rows), -1, self._head_dim)
+        rows = rows + self.attention(self.attention_norm(rows), rope, attend)
+        return rows + self.mlp(self.mlp_norm(rows))
+
+    def attention(self, normed: Tensor, rope: SignedRope, attend: AttendRows) -> Tensor:
+        """normed: what query, key and value are made from, [B, in width]. Returns [B, d]."""
+        heads = self._qkv(normed).view(len(normed), -1, self._head_dim)
         queries, keys_values = heads[:, : self._num_queries], heads[:, self._num_queries :]
         turning = turned = heads[:, : self._num_queries + self._num_keys]
         if self._query_norm is not None and self._key_norm is not None:
             keys = keys_values[:, : self._num_keys]
             turned = torch.cat((self._query_norm(queries), self._key_norm(keys)), dim=1)
         rotate(turned, *rope, out=turning)
-        rows = rows + self._out(attend(queries, keys_values))
-        gate, up = self._gate_up(self._mlp_norm(rows)).chunk(2, dim=-1)
-        return rows + self._down(self._activation(gate).mul_(up))
+        return self._out(attend(queries, keys_values))
+
+    def mlp(self, normed: Tensor) -> Tensor:
+        """[B, d] -> [B, d]."""
+        gate, up = self._gate_up(normed).chunk(2, dim=-1)
+        return self._down(self._activation(gate).mul_(up))
 
 
 def signed_rope(cos: Tensor, sin: Tensor) -> SignedRope:

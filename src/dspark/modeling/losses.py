@@ -1,8 +1,15 @@
-"""The drafter's training loss, ``L = ce * CE + l1 * L1 + confidence * BCE``.
+"""The drafters' training loss, a weighted sum of
+
+- CE, against the corpus token;
+- soft CE, against the target's distribution (EAGLE-3);
+- L1, the *full* distance ``sum_v |q_v - p_v|``, not half of it;
+- BCE of the confidences (DSpark);
+- CE of the corpus token among a selector's candidates (DFlash 2). Its own objective is not public;
+  this is the one of third parties: the candidates are those of the unary distribution, which the
+  other terms train alone, and a missing label takes the last one's place.
 
 Every term is a weighted mean over the labelled positions, ``sum(term * w) / (sum(w) + 1e-6)``, with
 ``w_k = exp(-(k - 1) / loss_decay)`` for draft position k (DeepSpec's loss; DSpark paper, eq. 9-12).
-L1 is the *full* distance ``sum_v |q_v - p_v|``, not half of it.
 
 With a draft vocabulary D smaller than the target's, q is 0 outside D while p keeps its mass there:
 that mass enters L1 as it is and the confidence label ``c* = sum_v min(p_v, q_v) = 1 - L1/2`` counts
@@ -12,12 +19,13 @@ it as unreachable. A label outside D has no cross-entropy and leaves that term, 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
+from dspark.modeling.drafters.heads import CandidateSelector, SequentialHead
 from dspark.modeling.head import LocalHead
 from dspark.modeling.linear import Fp16WeightLinear, Precision
 
@@ -31,8 +39,10 @@ _TINY = torch.finfo(torch.float32).tiny
 @dataclass(frozen=True, slots=True)
 class LossWeights:
     ce: float = 0.1
+    soft_ce: float = 0.0
     l1: float = 0.9
     confidence: float = 1.0
+    selector: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +50,7 @@ class DraftRows:
     """What the drafter says at N labelled positions, before any distribution is formed."""
 
     hidden: Tensor  # [N, d] h_k, after the final norm
-    markov: Tensor  # [N, r] what the Markov head's W2 is applied to
+    vectors: Tensor  # [N, r] of the sequential head
     confidence_logits: Tensor | None  # [N]
 
 
@@ -59,7 +69,20 @@ class BlockLoss:
     ce: Tensor  # [] weighted means, detached
     l1: Tensor  # []
     confidence: Tensor  # []
-    acceptance: Tensor  # [N] sum_v min(p_v, q_v), detached
+    acceptance: Tensor  # [N] sum_v min(p_v, q_v), detached; before a selector
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSums:
+    """What the terms of a batch are divided by."""
+
+    all: Tensor  # []
+    known: Tensor  # [] of the rows whose label can be drafted
+
+    @classmethod
+    def of(cls, row_weights: Tensor, label: Tensor) -> Self:
+        """Both [N]."""
+        return cls(row_weights.sum(), row_weights[label >= 0].sum())
 
 
 class FrozenHead:
@@ -94,24 +117,31 @@ def block_loss(
     draft: DraftRows,
     target: TargetRows,
     head: FrozenHead,
-    markov_out: Tensor,
+    sequential: SequentialHead,
     row_weights: Tensor,
     weights: LossWeights,
+    sums: "WeightSums | None" = None,
 ) -> BlockLoss:
-    """Loss over N labelled rows. markov_out: [D, r] (W2). row_weights: [N], w_k of each row."""
-    known = row_weights * (target.label >= 0)
-    ce_weights = weights.ce * known / (known.sum() + _EPS)
-    normalized = row_weights / (row_weights.sum() + _EPS)
-    distilled, ce, l1 = cast(
-        tuple[Tensor, Tensor, Tensor],
+    """Loss over N labelled rows. row_weights: [N], w_k of each row; ``sums``: of the whole batch,
+    if these rows are only a part of it."""
+    sums = sums or WeightSums.of(row_weights, target.label)
+    known = row_weights * (target.label >= 0) / (sums.known + _EPS)
+    normalized = row_weights / (sums.all + _EPS)
+    selector = sequential if isinstance(sequential, CandidateSelector) else None
+    vectors, out_weight = draft.vectors, sequential.out_weight
+    if out_weight is None:  # nothing is added to all of the logits
+        vectors = draft.hidden.new_zeros(len(draft.hidden), 0)
+        out_weight = head.weight.new_zeros(len(head.weight), 0)
+    distilled, ce, l1, candidates = cast(
+        tuple[Tensor, Tensor, Tensor, Tensor],
         _Distillation.apply(  # type: ignore[no-untyped-call]
             draft.hidden,
-            draft.markov,
-            markov_out,
+            vectors,
+            out_weight,
             head,
             target,
-            ce_weights,
-            weights.l1 * normalized,
+            _RowWeights(weights.ce * known, weights.soft_ce * normalized, weights.l1 * normalized),
+            0 if selector is None else selector.top_k,
         ),
     )
     acceptance = (1 - l1 / 2).clamp(0, 1)
@@ -122,41 +152,71 @@ def block_loss(
         )
         confidence = (bce * normalized).sum()
         total = total + weights.confidence * confidence
+    if selector is not None:
+        chosen = _selection_loss(draft, target.label, head, selector, candidates)
+        total = total + weights.selector * (chosen * known).sum()
     return BlockLoss(
         total=total,
-        ce=(ce * known).sum() / (known.sum() + _EPS),
+        ce=(ce * known).sum(),
         l1=(l1 * normalized).sum(),
         confidence=confidence.detach(),
         acceptance=acceptance,
     )
 
 
+def _selection_loss(
+    draft: DraftRows, label: Tensor, head: FrozenHead, selector: CandidateSelector, columns: Tensor
+) -> Tensor:
+    """[N] cross-entropy of the label among the candidates in ``columns`` [N, top_k]; of the rows
+    without a known label it means nothing."""
+    found = columns == label[:, None]
+    columns = columns.clone()
+    columns[:, -1] = columns[:, -1].where(found.any(1), label.clamp(min=0))
+    place = torch.where(found.any(1), found.int().argmax(1), columns.shape[1] - 1)
+    unary = torch.bmm(head.weight[columns], draft.hidden[:, :, None])[:, :, 0]
+    scores = unary + selector.pairs(draft.vectors, columns)
+    return cross_entropy(scores, place, reduction="none")
+
+
+@dataclass(frozen=True, slots=True)
+class _RowWeights:
+    """Of each term and row, normalised, [N] each."""
+
+    ce: Tensor
+    soft_ce: Tensor
+    l1: Tensor
+
+
 class _Distillation(torch.autograd.Function):
-    """Weighted CE + L1 through head and softmax, with the gradient formed in the forward pass.
+    """Weighted CE, soft CE and L1 through head and softmax, with the gradient formed in the forward
+    pass.
 
     Autograd would keep several [N, D] arrays; here only chunks of them exist. With q = softmax(z)
     and s = sign(q - p), the gradient on the logits z of one row is
-    ``ce_w * (q - onehot(label)) + l1_w * q * (s - sum(q * s))``.
+    ``ce_w * (q - onehot(label)) + soft_w * (sum(p) q - p) + l1_w * q * (s - sum(q * s))``.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         hidden: Tensor,
-        markov: Tensor,
-        markov_out: Tensor,
+        vectors: Tensor,
+        out_weight: Tensor,
         head: FrozenHead,
         target: TargetRows,
-        ce_weights: Tensor,
-        l1_weights: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        weights: _RowWeights,
+        top_k: int,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         rows = hidden.shape[0]
-        ce, l1 = hidden.new_zeros(rows), hidden.new_zeros(rows)
-        grad_hidden, grad_markov = torch.empty_like(hidden), torch.empty_like(markov)
-        grad_out = torch.zeros_like(markov_out)
+        ce, soft, l1 = (hidden.new_zeros(rows) for _ in range(3))
+        candidates = torch.empty(rows, top_k, dtype=torch.int64)
+        grad_hidden, grad_vectors = torch.empty_like(hidden), torch.empty_like(vectors)
+        grad_out = torch.zeros_like(out_weight)
         for start in range(0, rows, CHUNK_ROWS):
             part = slice(start, start + CHUNK_ROWS)
-            logits = head.logits(hidden[part]).addmm_(markov[part], markov_out.T)
+            logits = head.logits(hidden[part]).addmm_(vectors[part], out_weight.T)
+            if top_k:
+                candidates[part] = logits.topk(top_k, -1).indices
             label = target.label[part, None]
             known = label >= 0
             label = label.clamp(min=0)
@@ -165,24 +225,31 @@ class _Distillation(torch.autograd.Function):
 
             p = head.logits(target.hidden[part])
             p.sub_(target.log_normalizer[part, None]).exp_()
-            outside = (1 - p.sum(-1)).clamp_(min=0)
+            inside = p.sum(-1)
+            soft_weight = weights.soft_ce[part, None]
+            if soft_weight.any():
+                soft[part] = -torch.linalg.vecdot(p, q.clamp(min=_TINY).log_())
+                soft_grad = (q * inside[:, None]).sub_(p).mul_(soft_weight)
             gap = torch.sub(q, p, out=p)
-            l1[part] = torch.linalg.vector_norm(gap, ord=1, dim=-1) + outside
+            l1[part] = torch.linalg.vector_norm(gap, ord=1, dim=-1) + (1 - inside).clamp_(min=0)
 
             sign = gap.sign_()
             mean_sign = torch.linalg.vecdot(q, sign)[:, None]
-            ce_weight = ce_weights[part, None]
-            grad = sign.sub_(mean_sign).mul_(l1_weights[part, None]).add_(ce_weight).mul_(q)
+            ce_weight = weights.ce[part, None]
+            grad = sign.sub_(mean_sign).mul_(weights.l1[part, None]).add_(ce_weight).mul_(q)
             grad.scatter_add_(1, label, -ce_weight * known)
+            if soft_weight.any():
+                grad.add_(soft_grad)
             torch.mm(grad, head.weight, out=grad_hidden[part])
-            torch.mm(grad, markov_out, out=grad_markov[part])
-            grad_out.addmm_(grad.T, markov[part])
-        ctx.save_for_backward(grad_hidden, grad_markov, grad_out)
-        ctx.mark_non_differentiable(ce, l1)
-        return (ce * ce_weights + l1 * l1_weights).sum(), ce, l1
+            torch.mm(grad, out_weight, out=grad_vectors[part])
+            grad_out.addmm_(grad.T, vectors[part])
+        ctx.save_for_backward(grad_hidden, grad_vectors, grad_out)
+        ctx.mark_non_differentiable(ce, l1, candidates)
+        total = (ce * weights.ce + soft * weights.soft_ce + l1 * weights.l1).sum()
+        return total, ce, l1, candidates
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         scale = grads[0]
-        grad_hidden, grad_markov, grad_out = ctx.saved_tensors
-        return grad_hidden * scale, grad_markov * scale, grad_out * scale, None, None, None, None
+        grad_hidden, grad_vectors, grad_out = ctx.saved_tensors
+        return grad_hidden * scale, grad_vectors * scale, grad_out * scale, None, None, None, None

@@ -29,7 +29,7 @@ from dspark.core.errors import DSparkError
 from dspark.core.reliability import by_position
 from dspark.core.types import Scaling, VerificationMode
 from dspark.modeling.drafters.checkpoint import CALIBRATION, load_drafter
-from dspark.modeling.drafters.dspark import DSparkModel
+from dspark.modeling.drafters.interface import Drafter
 from dspark.modeling.losses import LossWeights
 from dspark.modeling.targets import DEFAULT_TARGET, resolve_target
 from dspark.training import anchors
@@ -67,7 +67,7 @@ class Judged:
         return np.cumprod(confidences, axis=1, dtype=np.float64)
 
 
-def calibrate(model: DSparkModel, cache: ResponseCache, seed: int = 0) -> dict[str, Any]:
+def calibrate(model: Drafter, cache: ResponseCache, seed: int = 0) -> dict[str, Any]:
     """Contents of calibration.json: scalings by mode, and how good such a fit is.
 
     ECE is that of the survival through each position, on responses that the fit did not see; the
@@ -98,7 +98,7 @@ def calibrate(model: DSparkModel, cache: ResponseCache, seed: int = 0) -> dict[s
 
 
 def judge(
-    model: DSparkModel, cache: Iterable[CachedSequence], seed: int = 0
+    model: Drafter, cache: Iterable[CachedSequence], seed: int = 0
 ) -> dict[VerificationMode, list[Judged]]:
     """The blocks of each response, by mode: greedy responses for one, sampled ones for the other.
 
@@ -132,7 +132,7 @@ def fit(judged: Judged) -> Scaling:
     return Scaling(fitted.temperatures + rest.temperatures, fitted.intercepts + rest.intercepts)
 
 
-def _greedy(model: DSparkModel, sequence: CachedSequence, positions: Ints) -> Judged:
+def _greedy(model: Drafter, sequence: CachedSequence, positions: Ints) -> Judged:
     blocks = draft_greedily(model, sequence, positions)
     accepted, countable = greedy_accepted(sequence, positions, blocks.tokens)
     met = walk(accepted)
@@ -153,10 +153,9 @@ def _rejection(
     for start in range(0, len(positions), BLOCKS_AT_ONCE):
         part = slice(start, start + BLOCKS_AT_ONCE)
         batch = [Blocks.at(sequence, positions[part], block_size)]
-        draft = forcing.draft(batch)
-        assert draft.confidence_logits is not None
-        logits[part][counted[part]] = draft.confidence_logits.numpy()
-        acceptance[part][counted[part]] = forcing.loss(draft, batch).acceptance.numpy()
+        judgement = forcing.judge(batch)
+        logits[part][counted[part]] = judgement.confidence_logits.numpy()
+        acceptance[part][counted[part]] = judgement.acceptance.numpy()
     kept = rng.random(acceptance.shape) < acceptance
     accepted = np.logical_and.accumulate(kept, axis=1).sum(axis=1)
     met = walk(accepted)

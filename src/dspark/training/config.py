@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self, get_args, get_type_hints
 
 from dspark.core.errors import ConfigError
+from dspark.modeling.drafters.config import METHODS
 from dspark.modeling.losses import LossWeights
 from dspark.modeling.targets import DEFAULT_TARGET
 from dspark.training.schedule import Schedule
@@ -17,7 +18,6 @@ _POSITIVE = (
     "num_hidden_layers",
     "block_size",
     "short_block",
-    "markov_rank",
     "learning_rate",
     "clip",
     "positions_per_step",
@@ -27,13 +27,40 @@ _POSITIVE = (
     "threads",
 )
 _DRAFTER = (
+    "method",
     "num_hidden_layers",
     "block_size",
+    "anchor_predicts",
     "markov_rank",
     "markov_head_type",
     "mask_token_id",
     "inject_previous_feature",
 )
+_CHAIN = {
+    "num_hidden_layers": 1,
+    "markov_rank": 0,
+    "inject_previous_feature": False,
+    "ce_weight": 0.0,
+    "soft_ce_weight": 1.0,
+    "l1_weight": 0.0,
+    "confidence_weight": 0.0,
+    "loss_decay": 4.48,  # weights of 0.8^(k-1)
+    "short_share": 0.0,
+}
+PRESETS: dict[str, dict[str, Any]] = {
+    "dspark": {},
+    "dflash": {"markov_rank": 0, "ce_weight": 1.0, "l1_weight": 0.0, "confidence_weight": 0.0},
+    "dflash2": {
+        "anchor_predicts": False,
+        "ce_weight": 1.0,
+        "l1_weight": 0.0,
+        "confidence_weight": 0.0,
+        "selector_weight": 1.0,
+    },
+    "eagle3": _CHAIN,
+    "mtp1": _CHAIN | {"block_size": 1, "short_block": 1},
+}
+"""What a method's own recipe sets otherwise than the defaults below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +73,14 @@ class FitConfig:
     steps: int | None = None  # by the number of updates; exactly one of the two
     seed: int = 0
     # drafter
+    method: str = "dspark"
     start_from: str | None = None  # a drafter to go on from, of the shape below; None: a new one
     num_hidden_layers: int = 2
     block_size: int = 4
     target_layer_ids: tuple[int, ...] = (1, 14, 27)  # as the shards were made
+    anchor_predicts: bool = True
     markov_rank: int = 128
-    markov_head_type: str = "vanilla"  # or "gated"
+    markov_head_type: str = "vanilla"  # or "gated", "rnn"
     draft_vocab_size: int = 8192  # 0: the whole vocabulary
     mask_token_id: int = 0
     inject_previous_feature: bool = True
@@ -66,8 +95,10 @@ class FitConfig:
     positions_per_step: int = 448
     num_anchors: int = 48  # most blocks of one sequence in a step
     ce_weight: float = 0.1
+    soft_ce_weight: float = 0.0
     l1_weight: float = 0.9
     confidence_weight: float = 1.0
+    selector_weight: float = 0.0
     loss_decay: float | None = 4.0  # None: the block size, as the paper's formula has it
     # run
     threads: int = 2
@@ -94,7 +125,13 @@ class FitConfig:
 
     @property
     def loss_weights(self) -> LossWeights:
-        return LossWeights(self.ce_weight, self.l1_weight, self.confidence_weight)
+        return LossWeights(
+            ce=self.ce_weight,
+            soft_ce=self.soft_ce_weight,
+            l1=self.l1_weight,
+            confidence=self.confidence_weight,
+            selector=self.selector_weight,
+        )
 
     @property
     def schedule(self) -> Schedule:
@@ -107,6 +144,7 @@ class FitConfig:
         """What DrafterConfig.for_target takes from here; the vocabulary's size comes from data."""
         return {
             "target_layer_ids": self.target_layer_ids,
+            "enable_confidence_head": self.confidence_weight > 0,
             **{name: getattr(self, name) for name in _DRAFTER},
         }
 
@@ -133,15 +171,22 @@ class FitConfig:
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """One option for each field of FitConfig; ``--loss-decay paper`` stands for None."""
+    """One option for each field of FitConfig; ``--loss-decay paper`` stands for None. What is not
+    given is left out: it comes from the method's preset, or else from the default."""
     hints = get_type_hints(FitConfig)
     for field in fields(FitConfig):
         hint = hints[field.name]
-        options: dict[str, Any] = {"required": field.default is MISSING, "default": field.default}
+        options: dict[str, Any] = {
+            "required": field.default is MISSING,
+            "default": argparse.SUPPRESS,
+            "help": argparse.SUPPRESS if field.default is MISSING else f"default: {field.default}",
+        }
         if hint is bool:
             options["action"] = argparse.BooleanOptionalAction
         elif field.name == "loss_decay":
             options["type"] = lambda text: None if text == "paper" else float(text)
+        elif field.name == "method":
+            options["choices"] = METHODS
         elif field.name == "target_layer_ids":
             options["type"] = lambda text: tuple(int(part) for part in text.split(","))
         else:

@@ -19,10 +19,10 @@ class Blocks:
     """A blocks of one sequence and their N counted labels, block by block."""
 
     taps: Tensor  # fp32 [C, n*d] of the positions before the last anchor
+    tokens: Tensor  # [C + 1] of those positions and the last anchor
     anchor_positions: Tensor  # [A] int64, at most C
-    anchor_tokens: Tensor  # [A]
     counted: Tensor  # bool [A, block_size]; N are true
-    previous: Tensor  # [N] token before each label
+    previous: Tensor  # [A, block_size] token before each label; 0 where none counts
     label: Tensor  # [N] token id in the target's vocabulary
     target_hidden: Tensor  # fp32 [N, d] the target's final hidden state at `previous`
     log_normalizer: Tensor  # fp32 [N]
@@ -37,14 +37,17 @@ class Blocks:
         """Blocks after anchors at ``positions`` [A]."""
         mask = sequence.loss_mask.numpy().astype(bool)
         counted = anchors.counted_labels(mask, positions, block_size)
-        label = torch.from_numpy(anchors.label_positions(positions, block_size)[counted])
+        by_block = torch.from_numpy(anchors.label_positions(positions, block_size))
+        chosen = torch.from_numpy(counted)
+        label = by_block[chosen]
         ids = sequence.ids.long()
+        last = int(positions[-1])
         return cls(
-            taps=sequence.taps[: positions[-1]].float(),
+            taps=sequence.taps[:last].float(),
+            tokens=ids[: last + 1],
             anchor_positions=torch.from_numpy(positions),
-            anchor_tokens=ids[positions],
-            counted=torch.from_numpy(counted),
-            previous=ids[label - 1],
+            counted=chosen,
+            previous=ids[(by_block - 1).clamp(max=len(ids) - 1)].where(chosen, 0),
             label=ids[label],
             target_hidden=sequence.hidden[label - 1].float(),
             log_normalizer=sequence.log_normalizer[label - 1],

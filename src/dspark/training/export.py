@@ -14,7 +14,7 @@ from rich.console import Console
 
 from dspark.core.errors import ConfigError, DSparkError
 from dspark.modeling.drafters.checkpoint import WEIGHTS, load_drafter, save_drafter
-from dspark.modeling.drafters.dspark import DSparkModel
+from dspark.modeling.drafters.interface import Drafter
 from dspark.modeling.targets import resolve_target
 from dspark.training.config import FitConfig
 from dspark.training.environment import reexec_with_settings
@@ -60,7 +60,7 @@ def export(run: Path, out: Path) -> HeldOut:
     return scores
 
 
-def score(model: DSparkModel, data: Path) -> HeldOut:
+def score(model: Drafter, data: Path) -> HeldOut:
     """Accepted lengths on the held-out responses of ``data``, the 4-gram table's beside them."""
     size = model.config.block_size
     held_out = ResponseCache(data, split=Split.HELD_OUT)

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dspark.core.statistics import accepted_length, prefix_survival
-from dspark.modeling.drafters.dspark import DSparkModel
+from dspark.modeling.drafters.heads import SequentialHead, certainty
+from dspark.modeling.drafters.interface import Drafter
 from dspark.training import anchors
 from dspark.training.ngram_table import NgramTable
 from dspark.training.shards import CachedSequence
@@ -70,23 +72,32 @@ def evaluate(
 
 @torch.inference_mode()
 def draft_greedily(
-    model: DSparkModel, sequence: CachedSequence, positions: Ints, *, markov: bool = True
+    model: Drafter, sequence: CachedSequence, positions: Ints, *, sequential: bool = True
 ) -> GreedyBlocks:
     """Blocks after anchors at ``positions`` [A], with their raw confidences, as served; or, without
-    ``markov``, as the parallel pass alone would draft them."""
+    ``sequential``, as they would be without the sequential head."""
     features = model.fuse(sequence.taps[: positions[-1]].float())
     ids = sequence.ids.long()
     vocabulary = torch.from_numpy(proposable(model))
+    size = model.config.block_size
+    head = model.sequential_head if sequential else SequentialHead()
     tokens, confidences = [], []
     for start in range(0, len(positions), BLOCKS_AT_ONCE):
-        anchor = torch.from_numpy(positions[start : start + BLOCKS_AT_ONCE])
-        hidden = model.forward_blocks(features[: anchor[-1]], anchor, ids[anchor])
-        previous, block, confidence = ids[anchor], [], []
-        for row in hidden.unbind(1):
-            confidence.append(model.confidence(row, previous))
-            logits = model.base_logits(row)
-            if markov:
-                logits = logits + model.markov_head.bias(row, previous)
+        at = torch.from_numpy(positions[start : start + BLOCKS_AT_ONCE])
+        last = int(at[-1])
+        opened = model.open_blocks(features[:last], ids[: last + 1], at, size)
+        previous, state = ids[at], head.start(len(at))
+        rows: list[Tensor] = []
+        block: list[Tensor] = []
+        confidence: list[Tensor] = []
+        while len(block) < size:
+            if len(rows) == len(block):
+                rows += opened.rows(previous).unbind(1)
+            row = rows[len(block)]
+            vectors, state = head.step(row, previous, state)
+            logits = head.combine(model.base_logits(row), vectors)
+            learnt = model.confidence(row, previous)
+            confidence.append(certainty(logits.softmax(-1).amax(-1)) if learnt is None else learnt)
             previous = vocabulary[logits.argmax(-1)]
             block.append(previous)
         tokens.append(torch.stack(block, 1))

@@ -9,6 +9,7 @@ worse than a random start); a *bigram start* gives the Markov head what counting
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -17,10 +18,20 @@ from safetensors import safe_open
 from torch import Tensor
 
 from dspark.core.errors import ConfigError
+from dspark.modeling.drafters.block import BlockDrafter
+from dspark.modeling.drafters.chain import ChainDrafter
 from dspark.modeling.drafters.checkpoint import load_drafter, resolve_drafter
 from dspark.modeling.drafters.config import DrafterConfig
-from dspark.modeling.drafters.dspark import DSparkModel
-from dspark.modeling.drafters.markov import GatedMarkovHead
+from dspark.modeling.drafters.eagle3 import Eagle3Layer
+from dspark.modeling.drafters.families import new_drafter
+from dspark.modeling.drafters.heads import (
+    CandidateSelector,
+    GatedMarkovHead,
+    RNNHead,
+    VanillaMarkovHead,
+)
+from dspark.modeling.drafters.interface import Drafter
+from dspark.modeling.drafters.mtp1 import MTPLayer
 from dspark.modeling.head import LocalHead
 from dspark.modeling.targets import target_digest
 from dspark.training.config import FitConfig
@@ -33,9 +44,10 @@ Response = tuple[Ints, NDArray[np.bool_]]
 _FUSION_NOISE = 1e-3
 _SHRINKAGE = 3.0
 _OPEN_GATE = 4.0  # sigmoid: 0.98
+_STRAIGHT = 0.5  # tanh: 0.46
 
 
-def first_model(config: FitConfig, target_folder: Path, cache: ResponseCache) -> DSparkModel:
+def first_model(config: FitConfig, target_folder: Path, cache: ResponseCache) -> Drafter:
     """What a run starts from: the drafter that it names, or a new one.
 
     Raises:
@@ -55,7 +67,7 @@ def first_model(config: FitConfig, target_folder: Path, cache: ResponseCache) ->
     return model
 
 
-def new_model(config: FitConfig, target_folder: Path, cache: ResponseCache) -> DSparkModel:
+def new_model(config: FitConfig, target_folder: Path, cache: ResponseCache) -> Drafter:
     """A drafter at its starting point, with a draft vocabulary from the responses in ``cache``."""
     target = json.loads((target_folder / "config.json").read_text())
     ids = None
@@ -76,15 +88,16 @@ def new_model(config: FitConfig, target_folder: Path, cache: ResponseCache) -> D
         model = blank_model(drafter, target_folder, ids)
         if config.aligned_start:
             align(model, target_folder, cache[0].taps.float())
-    if config.bigram_start:
+    if config.bigram_start and model.config.markov_rank:
         start_bigrams(model, responses(cache), config.seed)
     return model
 
 
-def blank_model(config: DrafterConfig, target_folder: Path, ids: Tensor | None) -> DSparkModel:
+def blank_model(config: DrafterConfig, target_folder: Path, ids: Tensor | None) -> Drafter:
     """A drafter around its target's embedding and head, its own weights random."""
     (embedding,) = read_tensors(target_folder, "model.embed_tokens.").values()
-    return DSparkModel(config, embedding, LocalHead.from_folder(target_folder, "fp32").weight, ids)
+    head = LocalHead.from_folder(target_folder, "fp32").weight
+    return new_drafter(config, embedding, head, ids)
 
 
 def draft_vocabulary(counts: Ints, size: int, always: Iterable[int]) -> Tensor:
@@ -106,42 +119,69 @@ def token_counts(sequences: Iterable[Response], vocab_size: int) -> Ints:
 
 
 @torch.no_grad()
-def align(model: DSparkModel, target_folder: Path, taps: Tensor) -> None:
+def align(model: Drafter, target_folder: Path, taps: Tensor) -> None:
     """Aligned start, in place.
 
-    Draft layers become the target's last n; ``fc`` the identity on the tapped layer just before
-    them, plus small noise; ``hidden_norm`` the input norm of the first copied layer, so that it
-    sees almost native keys and values; ``norm`` the target's final norm. An injected feature starts
-    with that norm undone, at the median size of ``taps`` [L, n*d]: as the residual stream it was.
+    The draft layers become the target's that follow the last tapped one, or its last ones if too
+    few follow; ``norm`` its final norm; ``fc`` the identity on the last tap, plus small noise. So
+    features are the residual stream that those layers know, and every other input of the drafter
+    begins as noise in it. taps: [L, n*d] of some response, for the size of that stream.
 
     Raises:
-        ConfigError: the layer before the copied ones is not tapped.
+        ConfigError: the target has fewer layers than the drafter.
     """
     config = model.config
-    first = config.num_target_layers - config.num_hidden_layers
-    if first - 1 not in config.target_layer_ids:
+    if config.num_hidden_layers > config.num_target_layers:
         raise ConfigError(
-            f"an aligned start of {config.num_hidden_layers} layers needs layer {first - 1} among "
-            f"the tapped ones, which are {list(config.target_layer_ids)}"
+            f"an aligned start of {config.num_hidden_layers} layers needs a target with as many; "
+            f"it has {config.num_target_layers}"
         )
-    for index, layer in enumerate(model.layers):
-        prefix = f"model.layers.{first + index}."
-        layer.load_state_dict(read_tensors(target_folder, prefix))
-    norms = read_tensors(target_folder, f"model.layers.{first}.input_layernorm.")
-    model.hidden_norm.load_state_dict(norms)
+    first = min(
+        config.target_layer_ids[-1] + 1, config.num_target_layers - config.num_hidden_layers
+    )
+    layers = [
+        read_tensors(target_folder, f"model.layers.{first + index}.")
+        for index in range(config.num_hidden_layers)
+    ]
+    d = config.hidden_size
     model.norm.load_state_dict(read_tensors(target_folder, "model.norm."))
     model.fc.weight.normal_(std=_FUSION_NOISE)
-    tap = config.target_layer_ids.index(first - 1)
-    block = model.fc.weight[:, tap * config.hidden_size : (tap + 1) * config.hidden_size]
-    block += torch.eye(config.hidden_size)
+    model.fc.weight[:, -d:] += torch.eye(d)
+    size = taps[:, -d:].square().mean(1).sqrt().median()
+    if isinstance(model, BlockDrafter):
+        _align_blocks(model, layers, size)
+    else:
+        _align_chain(cast(ChainDrafter, model), layers[0], size)
+
+
+def _align_blocks(model: BlockDrafter, layers: list[dict[str, Tensor]], size: Tensor) -> None:
+    """``hidden_norm`` is the input norm of the first copied layer, which so sees almost native keys
+    and values; an injected feature starts with that norm undone: as the stream it was."""
+    for layer, weights in zip(model.draft_layers, layers, strict=True):
+        layer.load_state_dict(weights, strict=False)  # but for the convolutions, which do nothing
+    model.hidden_norm.weight.copy_(layers[0]["input_layernorm.weight"])
     if model.inject_proj is not None:
-        size = taps.view(len(taps), -1, config.hidden_size)[:, tap].square().mean(1).sqrt().median()
         model.inject_proj.weight.copy_(torch.diag(size / model.hidden_norm.weight))
 
 
+def _align_chain(model: ChainDrafter, weights: dict[str, Tensor], size: Tensor) -> None:
+    """The feature takes the place of the stream; the embedding beside it starts as noise."""
+    layer, d = model.layer, model.config.hidden_size
+    if isinstance(layer, Eagle3Layer):
+        layer.hidden_norm.weight.copy_(weights.pop("input_layernorm.weight"))
+        for name in ("q", "k", "v"):
+            key = f"self_attn.{name}_proj.weight"
+            noise = _FUSION_NOISE * torch.randn_like(weights[key])
+            weights[key] = torch.cat((noise, weights[key]), 1)
+    elif isinstance(layer, MTPLayer):
+        layer.eh_proj.weight[:, d:] = size * torch.eye(d)
+    layer.load_state_dict(weights, strict=False)
+
+
 @torch.no_grad()
-def start_bigrams(model: DSparkModel, sequences: Iterable[Response], seed: int) -> None:
-    """Bigram start, in place: W2 W1 becomes the rank-r truncation of a shrunk log-PMI table.
+def start_bigrams(model: Drafter, sequences: Iterable[Response], seed: int) -> None:
+    """Bigram start, in place: the head's two tables become the rank-r truncation of a shrunk
+    log-PMI table.
 
     The entry of an observed pair (a, b) with count n is ``n / (n + 3) * log(n N / (n_a n_b))``;
     unobserved pairs are 0, so that the table is sparse. sequences: (ids, loss mask); b is on the
@@ -170,20 +210,29 @@ def start_bigrams(model: DSparkModel, sequences: Iterable[Response], seed: int) 
         check_invariants=True,
     ).coalesce()
     u, s, v = _truncated_svd(table, config.markov_rank, seed)
-    model.markov_head.markov_w1.weight.copy_(u * s.sqrt())
-    model.markov_head.markov_w2.weight.copy_(v * s.sqrt())
-    if isinstance(model.markov_head, GatedMarkovHead):  # the table, nearly whole, to start with
-        model.markov_head.gate_proj.bias.fill_(_OPEN_GATE)
+    before, after, head = u * s.sqrt(), v * s.sqrt(), model.sequential_head
+    if isinstance(head, CandidateSelector):
+        head.predecessor_codebook.copy_(before)
+        head.successor_codebook.copy_(after)
+    elif isinstance(head, VanillaMarkovHead):
+        if isinstance(head, GatedMarkovHead):  # the table, nearly whole, to start with
+            head.gate_proj.bias.fill_(_OPEN_GATE)
+        if isinstance(head, RNNHead):  # the token's own part goes through, where tanh is straight
+            largest = before.abs().max() / _STRAIGHT
+            before, after = before / largest, after * largest
+            head.joint_proj.weight[-head.rank :, head.rank : 2 * head.rank] += torch.eye(head.rank)
+        head.markov_w1.weight.copy_(before)
+        head.markov_w2.weight.copy_(after)
 
 
-def proposable(model: DSparkModel) -> Ints:
+def proposable(model: Drafter) -> Ints:
     """[D]: the id of each column of the draft logits."""
     if model.draft_vocab is None:
         return np.arange(model.config.vocab_size)
     return model.draft_vocab.ids.numpy()
 
 
-def column_of(model: DSparkModel) -> Ints:
+def column_of(model: Drafter) -> Ints:
     """[V]: an id's column in the draft logits, -1 where the drafter cannot propose it."""
     ids = proposable(model)
     columns = np.full(model.config.vocab_size, -1, dtype=np.int64)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dspark.core.errors import ConfigError
 from dspark.modeling.drafters.config import DrafterConfig
-from dspark.modeling.drafters.dspark import DSparkModel
+from dspark.modeling.drafters.interface import Drafter
 from dspark.training.dataset import DataPosition
 from dspark.training.starts import blank_model
 
@@ -56,7 +56,7 @@ class Checkpoint:
             raise ConfigError(f"the checkpoint {run / STATE} cannot be read: {error}") from error
         self.progress = RunProgress(**{**raw, "data": DataPosition(**raw["data"])})
 
-    def model(self, target_folder: Path) -> DSparkModel:
+    def model(self, target_folder: Path) -> Drafter:
         config = DrafterConfig.from_json(self._run / DRAFTER)
         model = blank_model(config, target_folder, self._tensors.get(_VOCABULARY))
         model.load_state_dict(
@@ -68,7 +68,7 @@ class Checkpoint:
         )
         return model
 
-    def restore_moments(self, model: DSparkModel, optimizer: torch.optim.Optimizer) -> None:
+    def restore_moments(self, model: Drafter, optimizer: torch.optim.Optimizer) -> None:
         """Put AdamW back to where it was, in place; nothing to do before the first update."""
         for name, parameter in model.named_parameters():
             if f"{_MOMENTS[0]}.{name}" in self._tensors:
@@ -78,7 +78,7 @@ class Checkpoint:
 
 
 def save(
-    run: Path, model: DSparkModel, optimizer: torch.optim.Optimizer, progress: RunProgress
+    run: Path, model: Drafter, optimizer: torch.optim.Optimizer, progress: RunProgress
 ) -> None:
     """Write a checkpoint over the last one."""
     tensors: dict[str, Tensor] = {_MODEL + k: v for k, v in model.state_dict().items()}

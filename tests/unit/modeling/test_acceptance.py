@@ -8,6 +8,7 @@ from dspark.core.errors import InvalidRequestError
 from dspark.core.types import SamplingParams, SequenceKey
 from dspark.modeling.acceptance import Candidate, decide
 from dspark.modeling.drafters.shared import SharedDraftParts
+from tests.support.drafters import block_logits
 from tests.support.rows import GivenRows
 from tests.support.tiny import tiny_target
 from tests.support.verifier import GREEDY, greedy_draft, sampled_draft, shared_parts
@@ -56,7 +57,7 @@ def test_where_p_equals_q_everything_is_kept(shared) -> None:
         draft = sampled_draft(shared, KEY, 5, 3, sampling, step)
         hidden = shared.unpack(draft.hidden)
         previous = torch.tensor([5, *draft.tokens[:-1].tolist()])
-        logits = shared.base_logits(hidden) + shared.bias(hidden, previous)
+        logits = block_logits(shared, hidden, previous).detach()
         logits = torch.cat((logits, peaks([6])))
         [decision] = decide(GivenRows(logits), [Candidate(0, 5, sampling, draft)], step, shared)
         assert decision.accepted == 3
@@ -68,7 +69,7 @@ def test_an_empty_residual_falls_back_to_the_target(shared) -> None:
     draft = sampled_draft(shared, KEY, 5, 1, sampling, step=0)
     lying = replace(draft, q=np.float32([1e9]))
     own = shared.unpack(draft.hidden)
-    logits = shared.base_logits(own) + shared.bias(own, torch.tensor([5]))
+    logits = block_logits(shared, own, torch.tensor([5])).detach()
     logits = torch.cat((logits, logits))
     [decision] = decide(GivenRows(logits), [Candidate(0, 5, sampling, lying)], 0, shared)
     assert decision.accepted == 0

@@ -5,11 +5,18 @@ import torch
 from torch import Tensor
 
 from dspark.modeling import losses
+from dspark.modeling.drafters.heads import CandidateSelector, SequentialHead, VanillaMarkovHead
 from dspark.modeling.head import LocalHead
 from dspark.modeling.linear import resolve_precision
 from dspark.modeling.losses import DraftRows, FrozenHead, LossWeights, TargetRows, block_loss
+from tests.support.drafters import random_config
 
 V, D, RANK, HIDDEN, ROWS = 40, 24, 5, 8, 150  # full vocabulary, draft vocabulary, ...
+ONLY_CE = LossWeights(ce=1.0, l1=0.0, confidence=0.0)
+ONLY_SOFT = LossWeights(ce=0.0, soft_ce=1.0, l1=0.0, confidence=0.0)
+ONLY_L1 = LossWeights(ce=0.0, l1=1.0, confidence=0.0)
+ONLY_CONFIDENCE = LossWeights(ce=0.0, l1=0.0, confidence=1.0)
+EVERYTHING = LossWeights(ce=0.3, soft_ce=0.5, l1=0.7, confidence=1.1)
 
 
 class World:
@@ -24,34 +31,40 @@ class World:
         self.target_head = normal(V, HIDDEN)
         self.head = FrozenHead(self.target_head[:draft_size])
         self.hidden = normal(ROWS, HIDDEN).requires_grad_()
-        self.markov = normal(ROWS, RANK).requires_grad_()
-        self.markov_out = normal(draft_size, RANK).requires_grad_()
+        self.vectors = normal(ROWS, RANK).requires_grad_()
+        config = random_config(
+            vocab_size=V, hidden_size=HIDDEN, markov_rank=RANK, draft_vocab_size=draft_size
+        )
+        self.sequential: SequentialHead = VanillaMarkovHead(config)
+        self.out = self.sequential.markov_w2.weight
+        torch.nn.init.normal_(self.out, generator=generator)
         self.confidence = normal(ROWS).requires_grad_()
         self.target_hidden = normal(ROWS, HIDDEN)
         self.weights = torch.rand(ROWS, generator=generator)
         label = torch.randint(V, (ROWS,), generator=generator)
         self.label = torch.where(label < draft_size, label, -1)
-        self.leaves = (self.hidden, self.markov, self.markov_out, self.confidence)
+        self.leaves = (self.hidden, self.vectors, self.out, self.confidence)
 
     def loss(self, weights: LossWeights) -> losses.BlockLoss:
         normalizer = (self.target_hidden @ self.target_head.T).logsumexp(-1)
         return block_loss(
-            DraftRows(self.hidden, self.markov, self.confidence),
+            DraftRows(self.hidden, self.vectors, self.confidence),
             TargetRows(self.target_hidden, normalizer, self.label),
             self.head,
-            self.markov_out,
+            self.sequential,
             self.weights,
             weights,
         )
 
     def plain(self, weights: LossWeights) -> tuple[Tensor, Tensor]:
         """The same loss written over the full vocabulary, left to autograd; and sum(min(p, q))."""
-        logits = self.hidden @ self.head.weight.T + self.markov @ self.markov_out.T
+        logits = self.hidden @ self.head.weight.T + self.vectors @ self.out.T
         outside = torch.full((ROWS, V - len(self.head.weight)), -math.inf)
         log_q = torch.log_softmax(torch.cat([logits, outside], dim=1), dim=-1)
         p = torch.softmax(self.target_hidden @ self.target_head.T, dim=-1)
         known = self.label >= 0
         ce = -log_q[known, self.label[known]]
+        soft = -(p * log_q).masked_fill(torch.isinf(log_q), 0.0).sum(-1)
         l1 = (log_q.exp() - p).abs().sum(-1)
         label = torch.minimum(log_q.exp(), p).sum(-1).detach()
         bce = -(
@@ -64,6 +77,7 @@ class World:
 
         total = (
             weights.ce * mean(ce, self.weights[known])
+            + weights.soft_ce * mean(soft, self.weights)
             + weights.l1 * mean(l1, self.weights)
             + weights.confidence * mean(bce, self.weights)
         )
@@ -71,9 +85,7 @@ class World:
 
 
 @pytest.mark.parametrize("draft_size", [D, V])
-@pytest.mark.parametrize(
-    "weights", [LossWeights(), LossWeights(1.0, 0.0, 0.0), LossWeights(0.0, 1.0, 0.0)]
-)
+@pytest.mark.parametrize("weights", [LossWeights(), ONLY_CE, ONLY_SOFT, ONLY_L1, EVERYTHING])
 def test_value_and_gradients_are_those_of_the_plain_formula(
     draft_size: int, weights: LossWeights
 ) -> None:
@@ -109,10 +121,46 @@ def test_chunks_do_not_change_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_confidence_gradient_reaches_the_logits_and_not_the_label() -> None:
     world = World()
-    only_confidence = world.loss(LossWeights(0.0, 0.0, 1.0)).total
+    only_confidence = world.loss(ONLY_CONFIDENCE).total
     hidden, confidence = torch.autograd.grad(only_confidence, (world.hidden, world.confidence))
     assert not hidden.any()
     assert confidence.all()
+
+
+@pytest.mark.parametrize("top_k", [1, 4, D])
+def test_a_selector_is_trained_among_its_candidates_with_the_label_forced_in(top_k: int) -> None:
+    world = World()
+    config = random_config(
+        method="dflash2", vocab_size=V, hidden_size=HIDDEN, markov_rank=RANK, conv_group_size=8,
+        draft_vocab_size=D, selector_top_k=top_k,
+    )  # fmt: skip
+    world.sequential = selector = CandidateSelector(config)
+    found = world.loss(LossWeights(ce=1.0, l1=0.0, confidence=0.0, selector=0.5)).total
+
+    unary = world.hidden @ world.head.weight.T
+    pairs = world.vectors @ selector.successor_codebook.T
+    total, selection = torch.zeros(()), torch.zeros(())
+    for row in range(ROWS):
+        label = int(world.label[row])
+        if label < 0:
+            continue
+        columns = unary[row].topk(top_k).indices.tolist()
+        if label not in columns:
+            columns[-1] = label
+        scores = (unary + pairs)[row, columns]
+        weight = world.weights[row]
+        selection = selection - weight * scores.log_softmax(-1)[columns.index(label)]
+        total = total - weight * unary[row].log_softmax(-1)[label]
+    weights = world.weights[world.label >= 0].sum() + 1e-6
+    expected = (total + 0.5 * selection) / weights
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    leaves = (world.hidden, world.vectors, selector.successor_codebook)
+    for actual, wanted in zip(
+        torch.autograd.grad(found, leaves, retain_graph=True, allow_unused=True),
+        torch.autograd.grad(expected, leaves, allow_unused=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-6)
 
 
 def test_position_weights_decay_by_the_loss_decay_whatever_the_block() -> None:

@@ -43,17 +43,18 @@ def test_rows_line_up(shards: Path) -> None:
     label = torch.tensor([*range(PROMPT_TOKENS + 1, PROMPT_TOKENS + 5), last - 1, last])
     assert blocks.counted.sum(1).tolist() == [4, 2]
     assert torch.equal(blocks.label, sequence.ids[label].long())
-    assert torch.equal(blocks.previous, sequence.ids[label - 1].long())
+    assert torch.equal(blocks.previous[blocks.counted], sequence.ids[label - 1].long())
+    assert not blocks.previous[~blocks.counted].any()
+    assert torch.equal(blocks.tokens, sequence.ids[: last - 1].long())
     assert torch.equal(blocks.target_hidden, sequence.hidden[label - 1].float())
     assert torch.equal(blocks.log_normalizer, sequence.log_normalizer[label - 1])
     assert torch.equal(blocks.taps, sequence.taps[: last - 2].float())
-    assert torch.equal(blocks.anchor_tokens, sequence.ids[[PROMPT_TOKENS, last - 2]].long())
 
 
 def test_a_batch_has_the_positions_asked_for_from_several_sequences(shards: Path) -> None:
     batch = open_data(shards).draw(0, positions=40, num_anchors=5, block_size=3)
     assert sum(len(blocks.label) for blocks in batch) >= 40
-    assert all(len(blocks.anchor_tokens) <= 5 for blocks in batch)
+    assert all(len(blocks.anchor_positions) <= 5 for blocks in batch)
     for blocks in batch:
         assert len(blocks.log_normalizer) == int(blocks.counted.sum())
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from dspark.core.errors import ConfigError
 from dspark.modeling.drafters.checkpoint import load_calibration, load_drafter
 from dspark.training import calibrate, export
-from dspark.training.config import FitConfig
+from dspark.training.config import PRESETS, FitConfig
 from dspark.training.fit import fit
 from dspark.training.run_log import LOG, read_log
 from dspark.training.shards import ResponseCache, Split
@@ -68,6 +68,33 @@ def test_it_learns(whole: Path, config: FitConfig) -> None:
     assert log[-1]["block_size"] == 4
     assert log[-1]["rate"] < config.learning_rate / 100
     assert sum(r["loss"] for r in log[-5:]) < 0.9 * sum(r["loss"] for r in log[:5])
+
+
+@pytest.mark.parametrize(
+    ("method", "fields"),
+    [
+        ("dspark", {"markov_head_type": "gated"}),
+        ("dspark", {"markov_head_type": "rnn"}),
+        ("dflash", {}),
+        ("dflash", {"anchor_predicts": False}),
+        ("dflash2", {}),
+        ("eagle3", {}),
+        ("mtp1", {}),
+    ],
+)
+def test_every_method_learns_and_is_exported(
+    method: str, fields: dict[str, object], config: FitConfig, target: Path, tmp_path: Path
+) -> None:
+    preset = {"markov_rank": config.markov_rank} | PRESETS[method] | fields
+    own = replace(config, method=method, **preset)
+    assert fit(own, tmp_path / "run", SILENT)
+    log = read_log(tmp_path / "run")
+    assert sum(r["loss"] for r in log[-5:]) < 0.95 * sum(r["loss"] for r in log[:5])
+    scores = export.export(tmp_path / "run", tmp_path / "drafter")
+    assert scores.drafter["all"].accepted_length > 1.2
+    model = load_drafter(tmp_path / "drafter", target)
+    found = calibrate.calibrate(model, ResponseCache(Path(config.data), split=Split.HELD_OUT))
+    assert all(len(values) == own.block_size for values in found["temperatures"].values())
 
 
 def test_a_run_can_start_from_a_drafter(whole: Path, config: FitConfig, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dspark.modeling.drafters.checkpoint import load_drafter
-from dspark.modeling.drafters.served import ServedDrafter
+from dspark.modeling.drafters.served import serve
 from dspark.training import anchors
 from dspark.training.held_out import (
     BLOCKS_AT_ONCE,
@@ -16,6 +16,7 @@ from dspark.training.held_out import (
     walk,
 )
 from dspark.training.shards import CachedSequence, ResponseCache
+from tests.support.drafters import block_logits
 from tests.support.responses import write_responses
 from tests.support.tiny import tiny_drafter, tiny_target
 
@@ -82,17 +83,18 @@ def test_blocks_are_those_of_the_serving_path(
     ids = sequence.ids.long()
     for row in (0, len(positions) - 1):
         anchor = int(positions[row])
-        served = ServedDrafter(model, "fp32")
+        served = serve(model, "fp32")
         context = served.new_context()
         with torch.inference_mode():
-            served.extend([context], model.fuse(sequence.taps[:anchor].float()), [anchor])
-            hidden = served.forward_step([context], ids[anchor, None])[0]
+            features = model.fuse(sequence.taps[:anchor].float())
+            served.extend([context], features, ids[1 : anchor + 1], [anchor])
+            hidden = served.open_blocks([context]).rows(ids[anchor, None])[0]
             previous = ids[anchor]
             for k, state in enumerate(hidden):
                 confidence = model.confidence(state, previous)
                 assert float(confidence) == pytest.approx(
                     float(blocks.confidence_logits[row, k]), abs=1e-4
                 )
-                logits = model.base_logits(state) + model.markov_head.bias(state, previous)
+                logits = block_logits(model, state[None], previous[None])[0]
                 previous = logits.argmax()  # the tiny drafter proposes the whole vocabulary
                 assert int(previous) == blocks.tokens[row, k]

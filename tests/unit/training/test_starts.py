@@ -5,7 +5,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from dspark.core.errors import ConfigError
 from dspark.modeling.drafters.config import DrafterConfig
 from dspark.training import starts
 from tests.support.tiny import tiny_target
@@ -53,9 +52,14 @@ def test_aligned_layers_see_what_the_targets_own_saw(target: Path) -> None:
     assert 0.2 < float(residual.norm() / states[2][0].norm()) < 5
 
 
-def test_an_aligned_start_needs_the_layer_before_the_copied_ones(target: Path) -> None:
-    with pytest.raises(ConfigError, match="needs layer 1"):
-        starts.align(drafter(target, taps=(0, 2)), target, torch.zeros(1, 64))
+@pytest.mark.parametrize(("taps", "first"), [((0, 1), 2), ((0, 2), 2), ((1, 3), 2), ((0,), 1)])
+def test_an_aligned_start_copies_what_follows_the_last_tap(
+    target: Path, taps: tuple[int, ...], first: int
+) -> None:
+    model, own = drafter(target, taps=taps), AutoModelForCausalLM.from_pretrained(target)
+    starts.align(model, target, torch.ones(1, 32 * len(taps)))
+    copied = own.model.layers[first].mlp.up_proj.weight
+    assert torch.equal(model.layers[0].mlp.up_proj.weight, copied)
 
 
 def test_draft_vocabulary_takes_the_most_frequent_and_what_it_must() -> None:
@@ -77,7 +81,8 @@ def test_bigram_start_is_the_shrunk_pmi_table(target: Path) -> None:
     texts = [(rng.integers(V, size=400), rng.random(400) < 0.8) for _ in range(5)]
     starts.start_bigrams(model, texts, seed=0)
     hidden = torch.zeros(V, model.config.hidden_size)
-    table = model.markov_head.bias(hidden, torch.arange(V)).detach().numpy()
+    vectors, _ = model.sequential_head.step(hidden, torch.arange(V), None)
+    table = model.sequential_head.combine(torch.zeros(V, len(ids)), vectors).detach().numpy()
 
     counts = np.zeros((V, V))
     for text, mask in texts:

@@ -19,7 +19,9 @@ from torch import Tensor
 from dspark.core.errors import DrafterError, TargetError
 from dspark.core.types import Scaling, VerificationMode
 from dspark.modeling.drafters.config import DrafterConfig, read_json
-from dspark.modeling.drafters.dspark import DSparkModel
+from dspark.modeling.drafters.families import new_drafter, tensor_shapes
+from dspark.modeling.drafters.heads import head_name
+from dspark.modeling.drafters.interface import Drafter
 from dspark.modeling.head import LocalHead
 from dspark.modeling.targets import target_digest
 
@@ -51,7 +53,7 @@ def resolve_drafter(name: str) -> Path:
 
 
 def save_drafter(
-    model: DSparkModel,
+    model: Drafter,
     folder: Path,
     *,
     calibration: Mapping[str, Any] | None = None,
@@ -75,7 +77,7 @@ def save_drafter(
         (folder / CARD).write_text(card)
 
 
-def load_drafter(folder: Path, target_folder: Path) -> DSparkModel:
+def load_drafter(folder: Path, target_folder: Path) -> Drafter:
     """The drafter in fp32, with its target's embedding and head.
 
     Raises:
@@ -84,7 +86,7 @@ def load_drafter(folder: Path, target_folder: Path) -> DSparkModel:
     """
     config = load_config(folder, target_folder)
     tensors = read_tensors(folder, config)
-    model = DSparkModel(
+    model = new_drafter(
         config,
         _read_embedding(target_folder),
         LocalHead.from_folder(target_folder, "fp32").weight,
@@ -181,52 +183,8 @@ def read_tensors(
 
 def shared_tensors(config: DrafterConfig) -> tuple[str, ...]:
     """What the verifier holds a copy of: the fusion, and what forms the draft distribution."""
-    return tuple(
-        name
-        for name in tensor_shapes(config)
-        if name in ("fc.weight", "hidden_norm.weight", DRAFT_IDS) or name.startswith("markov_head.")
-    )
-
-
-def tensor_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a checkpoint, frozen copies aside."""
-    d, inner = config.hidden_size, config.intermediate_size
-    queries = config.num_attention_heads * config.head_dim
-    kv = config.num_key_value_heads * config.head_dim
-    layer: dict[str, tuple[int, ...]] = {
-        "self_attn.q_proj.weight": (queries, d),
-        "self_attn.k_proj.weight": (kv, d),
-        "self_attn.v_proj.weight": (kv, d),
-        "self_attn.o_proj.weight": (d, queries),
-        "mlp.gate_proj.weight": (inner, d),
-        "mlp.up_proj.weight": (inner, d),
-        "mlp.down_proj.weight": (d, inner),
-        "input_layernorm.weight": (d,),
-        "post_attention_layernorm.weight": (d,),
-    }
-    if config.qk_norm:
-        layer["self_attn.q_norm.weight"] = layer["self_attn.k_norm.weight"] = (config.head_dim,)
-    shapes: dict[str, tuple[int, ...]] = {
-        "fc.weight": (d, len(config.target_layer_ids) * d),
-        "hidden_norm.weight": (d,),
-        "norm.weight": (d,),
-        "markov_head.markov_w1.weight": (config.vocab_size, config.markov_rank),
-        "markov_head.markov_w2.weight": (config.num_draft_logits, config.markov_rank),
-        "confidence_head.proj.weight": (1, config.confidence_features),
-        "confidence_head.proj.bias": (1,),
-    }
-    if config.markov_head_type == "gated":
-        rank = config.markov_rank
-        shapes["markov_head.gate_proj.weight"] = (rank, d + rank)
-        shapes["markov_head.gate_proj.bias"] = (rank,)
-    for index in range(config.num_hidden_layers):
-        shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
-    if config.draft_vocab_size:
-        shapes[DRAFT_IDS] = (config.draft_vocab_size,)
-    if config.inject_previous_feature:
-        shapes["inject_proj.weight"] = (d, d)
-        shapes["mask_vectors"] = (config.block_size - 1, d)
-    return shapes
+    shared = ("fc.", "hidden_norm.", f"{head_name(config)}.", DRAFT_IDS)
+    return tuple(name for name in tensor_shapes(config) if name.startswith(shared))
 
 
 def _read_embedding(target_folder: Path) -> Tensor:

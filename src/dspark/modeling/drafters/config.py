@@ -1,4 +1,4 @@
-"""What a DSpark drafter is made of, and its JSON form.
+"""What a drafter is made of, and its JSON form.
 
 ``config.json`` keeps the field names of the published DSpark checkpoints at the top level; what
 exists only here sits in a section of its own (``dspark_serve``), where unknown fields are refused.
@@ -12,12 +12,27 @@ from typing import Any, Self
 
 from dspark.core.errors import DrafterError
 
-FAMILIES = {"llama": "LlamaDSparkModel", "qwen3": "Qwen3DSparkModel"}
+FAMILIES = ("llama", "qwen3")
+METHODS = ("dspark", "dflash", "dflash2", "eagle3", "mtp1")
+MARKOV_HEADS = ("vanilla", "gated", "rnn")
 
-MARKOV_HEADS = ("vanilla", "gated")
-
+_ARCHITECTURES = {  # of the published checkpoints, where there are any
+    "dspark": "DSparkModel",
+    "dflash": "DSparkModel",  # without its heads
+    "dflash2": "DFlash2Model",
+    "eagle3": "Eagle3Model",
+    "mtp1": "MTP1Model",
+}
 _OWN_SECTION = "dspark_serve"
-_OWN_FIELDS = ("draft_vocab_size", "inject_previous_feature", "target_digest")
+_OWN_FIELDS = (
+    "method",
+    "anchor_predicts",
+    "selector_top_k",
+    "conv_group_size",
+    "draft_vocab_size",
+    "inject_previous_feature",
+    "target_digest",
+)
 _TARGET_FIELDS = (
     "vocab_size",
     "hidden_size",
@@ -38,7 +53,6 @@ _SIZES = (
     "num_target_layers",
     "num_hidden_layers",
     "block_size",
-    "markov_rank",
 )
 
 
@@ -51,6 +65,7 @@ class DrafterConfig:
             that is not implemented.
     """
 
+    method: str = "dspark"
     family: str  # "llama", or "qwen3": the same with a norm per query and key head
     vocab_size: int
     hidden_size: int
@@ -64,11 +79,14 @@ class DrafterConfig:
     num_target_layers: int
     target_layer_ids: tuple[int, ...]  # 0-based decoder layers whose output is tapped
     num_hidden_layers: int
-    block_size: int
-    mask_token_id: int
-    markov_rank: int
-    markov_head_type: str = "vanilla"
-    enable_confidence_head: bool = True
+    block_size: int  # drafts of a block
+    mask_token_id: int = 0  # of the methods that draft a block in parallel
+    anchor_predicts: bool = True  # whether the anchor's row gives the first draft, or none
+    markov_rank: int = 0  # of the head that makes neighbours agree; 0: there is none
+    markov_head_type: str = "vanilla"  # of DSpark
+    selector_top_k: int = 16  # of DFlash 2: tokens of a position that the head chooses from
+    conv_group_size: int = 16  # of DFlash 2: channels that share their dynamic kernel
+    enable_confidence_head: bool = False
     confidence_head_with_markov: bool = True
     draft_vocab_size: int = 0  # 0: the whole vocabulary; otherwise the length of draft_vocab.ids
     inject_previous_feature: bool = False  # also replaces the mask token by one vector a position
@@ -97,17 +115,51 @@ class DrafterConfig:
             )
         if not 0 <= self.draft_vocab_size <= self.vocab_size:
             raise DrafterError("drafter config: draft_vocab_size exceeds the vocabulary")
+        self._check_method()
+
+    def _check_method(self) -> None:
+        if self.method not in METHODS:
+            raise DrafterError(
+                f"drafter method {self.method!r} is unknown; supported are {', '.join(METHODS)}"
+            )
         if self.markov_head_type not in MARKOV_HEADS:
             raise DrafterError(
                 f"Markov head {self.markov_head_type!r} is not supported; choose "
                 f"{' or '.join(MARKOV_HEADS)}"
             )
-        if not self.enable_confidence_head:
-            raise DrafterError("a drafter without a confidence head is not supported")
+        has_head = self.method in ("dspark", "dflash2")
+        if type(self.markov_rank) is not int or (self.markov_rank > 0) is not has_head:
+            raise DrafterError(
+                f"drafter config: a {self.method} drafter needs markov_rank "
+                f"{'above' if has_head else 'to be'} 0, not {self.markov_rank!r}"
+            )
+        if self.enable_confidence_head and self.method != "dspark":
+            raise DrafterError(f"a {self.method} drafter has no confidence head")
+        if self.is_chain and self.num_hidden_layers != 1:
+            raise DrafterError(f"a {self.method} drafter has one layer")
+        if self.method == "mtp1" and self.block_size != 1:
+            raise DrafterError("an mtp1 drafter drafts one token: block_size must be 1")
+        if self.method == "dflash2" and (
+            self.hidden_size % self.conv_group_size or not self.selector_top_k > 0
+        ):
+            raise DrafterError(
+                "drafter config: selector_top_k must be positive, and the hidden size a multiple "
+                "of conv_group_size"
+            )
 
     @property
     def _last(self) -> int:
         return self.num_target_layers
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether it drafts token by token, each from the one before, instead of a whole block."""
+        return self.method in ("eagle3", "mtp1")
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a parallel block: one for each draft, and the anchor's if it gives none."""
+        return self.block_size + (not self.anchor_predicts)
 
     @property
     def qk_norm(self) -> bool:
@@ -146,19 +198,24 @@ class DrafterConfig:
             raise DrafterError(f"{path}: unknown fields {unknown} in section {_OWN_SECTION}")
         names = {field.name for field in fields(cls)} - {"target_layer_ids", *_OWN_FIELDS}
         given = {name: raw[name] for name in names & set(raw)}
+        given |= {"method": _published_method(raw)} | _shape(raw, path) | own
+        if "ttt_length" in raw:  # EAGLE-3's name for how far it was trained to draft
+            given["block_size"] = raw["ttt_length"]
         try:
-            layer_ids = tuple(raw["target_layer_ids"])
-            return cls(**{**given, **_shape(raw, path), **own, "target_layer_ids": layer_ids})
+            return cls(**{**given, "target_layer_ids": tuple(raw["target_layer_ids"])})
         except KeyError as error:
             raise DrafterError(f"{path} lacks the field {error}") from error
         except TypeError as error:
-            raise DrafterError(f"{path} is no complete DSpark config: {error}") from error
+            raise DrafterError(f"{path} is no complete drafter config: {error}") from error
 
     def to_json(self) -> str:
         values = asdict(self)
         family = values.pop("family")
         own = {name: values.pop(name) for name in _OWN_FIELDS}
-        head = {"architectures": [FAMILIES[family]], "model_type": family}
+        architecture = f"{family.capitalize()}{_ARCHITECTURES[self.method]}"
+        head: dict[str, Any] = {"architectures": [architecture], "model_type": family}
+        if self.method == "eagle3":
+            head["ttt_length"] = self.block_size
         frozen = {"tie_word_embeddings": False, "hidden_act": "silu"}
         return json.dumps({**head, **frozen, **values, _OWN_SECTION: own}, indent=2) + "\n"
 
@@ -172,6 +229,14 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DrafterError(f"{what} {path} is not a JSON object")
     return value
+
+
+def _published_method(raw: Mapping[str, Any]) -> str:
+    """What a config without a section of ours describes."""
+    architecture = str(next(iter(raw.get("architectures") or [""])))
+    if architecture.endswith(_ARCHITECTURES["eagle3"]):
+        return "eagle3"
+    return "dspark" if raw.get("markov_rank") else "dflash"
 
 
 def _shape(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:

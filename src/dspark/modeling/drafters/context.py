@@ -18,7 +18,8 @@ class DraftContext:
     def __init__(self, config: DrafterConfig, dtype: torch.dtype = torch.float32) -> None:
         size = (config.num_key_value_heads, _FIRST_CAPACITY, config.head_dim)
         self.length = 0
-        self.last_feature = torch.zeros(config.hidden_size)  # of position length - 1
+        # What the next block takes from position length - 1: the feature, or a chain's last output.
+        self.last = torch.zeros(config.hidden_size)
         self._keys = [torch.empty(size, dtype=dtype) for _ in range(config.num_hidden_layers)]
         self._values = [torch.empty_like(keys) for keys in self._keys]
 
@@ -32,14 +33,19 @@ class DraftContext:
         self._keys = [self._grown(buffer, capacity) for buffer in self._keys]
         self._values = [self._grown(buffer, capacity) for buffer in self._values]
 
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Put rows after the stored ones, without moving ``length``. keys, values: [KVH, n, hd].
+    def write(
+        self, layer: int, keys: Tensor, values: Tensor, after: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Put rows ``after`` scratch rows behind the stored ones, without moving ``length``. keys,
+        values: [KVH, n, hd].
 
-        Returns the layer's keys and values, those rows included: two [KVH, length + n, hd] views.
+        Returns the layer's keys and values up to and with those rows: two
+        [KVH, length + after + n, hd] views.
         """
-        end = self.length + keys.shape[1]
-        self._keys[layer][:, self.length : end] = keys
-        self._values[layer][:, self.length : end] = values
+        start = self.length + after
+        end = start + keys.shape[1]
+        self._keys[layer][:, start:end] = keys
+        self._values[layer][:, start:end] = values
         return self._keys[layer][:, :end], self._values[layer][:, :end]
 
     def _grown(self, buffer: Tensor, capacity: int) -> Tensor:

@@ -36,14 +36,14 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Te
 class DraftAttention(nn.Module):
     """Projections of a draft layer; context rows and block rows share W_k and W_v."""
 
-    def __init__(self, config: DrafterConfig) -> None:
+    def __init__(self, config: DrafterConfig, in_width: int) -> None:
         super().__init__()
         self.head_dim = config.head_dim
         query_width = config.num_attention_heads * config.head_dim
         kv_width = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, query_width, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
+        self.q_proj = nn.Linear(in_width, query_width, bias=False)
+        self.k_proj = nn.Linear(in_width, kv_width, bias=False)
+        self.v_proj = nn.Linear(in_width, kv_width, bias=False)
         self.o_proj = nn.Linear(query_width, config.hidden_size, bias=False)
         if config.qk_norm:
             self.q_norm: nn.Module = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
@@ -52,7 +52,7 @@ class DraftAttention(nn.Module):
             self.q_norm = self.k_norm = nn.Identity()
 
     def queries(self, rows: Tensor, rope: Rope) -> Tensor:
-        """rows: [N, d], normed. Returns [H, N, hd], rotated."""
+        """rows: [N, in width], normed. Returns [H, N, hd], rotated."""
         return _rotate(self.q_norm(self._split(self.q_proj(rows))), rope)
 
     def keys_values(self, rows: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
@@ -77,20 +77,24 @@ class DraftMLP(nn.Module):
 
 
 class DraftLayer(nn.Module):
-    def __init__(self, config: DrafterConfig) -> None:
+    def __init__(self, config: DrafterConfig, in_width: int | None = None) -> None:
+        """``in_width``: of what attention reads; the hidden size, if not given."""
         super().__init__()
-        self.self_attn = DraftAttention(config)
+        self.self_attn = DraftAttention(config, in_width or config.hidden_size)
         self.mlp = DraftMLP(config)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(self, rows: Tensor, rope: Rope, attend_rows: Attend) -> Tensor:
-        """rows: [N, d], the block rows of any number of blocks. Returns the same shape."""
-        normed = self.input_layernorm(rows)
+        """rows: [N, d]. Returns the same shape."""
+        rows = rows + self.attention(self.input_layernorm(rows), rope, attend_rows)
+        return cast(Tensor, rows + self.mlp(self.post_attention_layernorm(rows)))
+
+    def attention(self, normed: Tensor, rope: Rope, attend_rows: Attend) -> Tensor:
+        """normed: [N, in width]. Returns [N, d]."""
         keys, values = self.self_attn.keys_values(normed, rope)
         mixed = attend_rows(self.self_attn.queries(normed, rope), keys, values)
-        rows = rows + self.self_attn.o_proj(mixed)
-        return cast(Tensor, rows + self.mlp(self.post_attention_layernorm(rows)))
+        return cast(Tensor, self.self_attn.o_proj(mixed))
 
 
 class RotaryEmbedding(nn.Module):

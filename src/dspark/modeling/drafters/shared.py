@@ -5,7 +5,7 @@ verifier can rebuild any row of q from the hidden row and the token before it.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self, cast
 
@@ -22,15 +22,15 @@ from dspark.modeling.drafters.checkpoint import (
     shared_tensors,
 )
 from dspark.modeling.drafters.config import DrafterConfig
-from dspark.modeling.drafters.dspark import DSparkModel
-from dspark.modeling.drafters.markov import markov_head
+from dspark.modeling.drafters.heads import SequentialHead, head_name, sequential_head
+from dspark.modeling.drafters.interface import Drafter
 from dspark.modeling.head import LocalHead
 from dspark.modeling.linear import Precision, apply_precision
 from dspark.modeling.sampling import probabilities
 
 
 class SharedDraftParts(nn.Module):
-    """Fusion, draft head and Markov head, for inference.
+    """Fusion, draft head and sequential head, for inference.
 
     Rows cross the wire in ``wire_dtype``, little-endian. ``digest`` is a SHA-256 over everything
     that decides what these parts compute: two copies that differ only in how weights are kept
@@ -54,8 +54,10 @@ class SharedDraftParts(nn.Module):
         with torch.device("meta"):  # only shapes: every weight is taken over, not copied
             width, taps = tensors["fc.weight"].shape
             self.fc = nn.Linear(taps, width, bias=False)
-            self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-            self.markov_head = markov_head(config)
+            self.hidden_norm: nn.Module = nn.Identity()
+            if not config.is_chain:
+                self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+            self.add_module(head_name(config), sequential_head(config))
         self._names = shared_tensors(config)
         own = {name: tensors[name] for name in self._names if name != DRAFT_IDS}
         self.load_state_dict(own, assign=True)
@@ -66,7 +68,7 @@ class SharedDraftParts(nn.Module):
         apply_precision(self, head_precision)
 
     @classmethod
-    def from_model(cls, model: DSparkModel, precision: Precision) -> Self:
+    def from_model(cls, model: Drafter, precision: Precision) -> Self:
         """The same parts as the verifier's, taken from the drafter itself."""
         return cls(model.config, model.state_dict(), model.head, precision)
 
@@ -76,26 +78,37 @@ class SharedDraftParts(nn.Module):
         return cast(Tensor, self.hidden_norm(self.fc(taps.float())))
 
     def base_logits(self, hidden: Tensor) -> Tensor:
-        """hidden: [N, d], already rounded to the wire dtype. Returns [N, U] fp32, without bias."""
+        """hidden: [N, d], already rounded to the wire dtype. Returns [N, U] fp32, without the
+        sequential head's part."""
         return self._head.logits(hidden)
 
-    @torch.no_grad()
-    def bias(self, hidden: Tensor, previous: Tensor) -> Tensor:
-        """hidden: [N, d], already rounded to the wire dtype; previous: [N] target ids. Returns
-        [N, U], what the token before adds to the logits."""
-        return self.markov_head.bias(hidden, previous)
+    @property
+    def sequential_head(self) -> SequentialHead:
+        return cast(SequentialHead, getattr(self, head_name(self.config)))
 
     @torch.no_grad()
-    def q_row(self, hidden: Tensor, previous: Tensor, temperature: Tensor, cut: Tensor) -> Tensor:
-        """Rebuild the distribution that draft tokens were drawn from.
+    def q_row(
+        self,
+        hidden: Sequence[Tensor],
+        previous: Sequence[Tensor],
+        temperature: Tensor,
+        cut: Tensor,
+    ) -> Tensor:
+        """Rebuild distributions that draft tokens were drawn from.
 
-        hidden: [N, d] as received; previous: [N] target ids before each token; temperature, cut:
-        [N]. Tokens whose logit over temperature lies below the cut have probability 0, and so has
-        all that is outside the draft vocabulary. Returns [N, V] fp32.
+        For each of N drafts, its rows up to the one in question and the target ids before each:
+        hidden[i] is [k_i, d] as received, previous[i] is [k_i]. temperature, cut: [N]. Tokens whose
+        logit over temperature lies below the cut have probability 0, and so has all that is outside
+        the draft vocabulary. Returns [N, V] fp32.
         """
-        logits = self.base_logits(hidden) + self.bias(hidden, previous)
-        rows = [SamplingParams(temperature=value) for value in temperature.tolist()]
-        q, _ = probabilities(logits, rows, cut)
+        lengths = torch.tensor([len(rows) for rows in hidden])
+        last = torch.arange(len(hidden)), lengths - 1
+        rows = nn.utils.rnn.pad_sequence(list(hidden), batch_first=True)
+        tokens = nn.utils.rnn.pad_sequence(list(previous), batch_first=True)
+        vectors = self.sequential_head.vectors(rows, tokens)[last]
+        logits = self.sequential_head.combine(self.base_logits(rows[last]), vectors)
+        params = [SamplingParams(temperature=value) for value in temperature.tolist()]
+        q, _ = probabilities(logits, params, cut)
         if self.draft_ids is None:
             return q
         full = q.new_zeros(q.shape[0], self.config.vocab_size)
@@ -122,7 +135,14 @@ class SharedDraftParts(nn.Module):
         return torch.from_numpy(upper_halves.view(np.float32)).view(-1, width)
 
     def _compute_digest(self, tensors: Mapping[str, Tensor], precision: Precision) -> str:
-        shape = (self.config.target_layer_ids, self.config.rms_norm_eps, str(self.wire_dtype))
+        config = self.config
+        shape = (
+            config.method,
+            config.selector_top_k,
+            config.target_layer_ids,
+            config.rms_norm_eps,
+            str(self.wire_dtype),
+        )
         digest = hashlib.sha256(f"{shape} {precision} {self._head.digest}".encode())
         for name in self._names:
             digest.update(tensors[name].detach().contiguous().numpy().tobytes())

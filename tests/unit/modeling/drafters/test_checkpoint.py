@@ -13,12 +13,11 @@ from dspark.modeling.drafters.checkpoint import (
     load_calibration,
     load_drafter,
     save_drafter,
-    tensor_shapes,
 )
-from dspark.modeling.drafters.config import MARKOV_HEADS
+from dspark.modeling.drafters.families import tensor_shapes
 from dspark.modeling.drafters.shared import load_shared
 from dspark.modeling.targets import target_digest
-from tests.support.drafters import model_on, random_config, random_model
+from tests.support.drafters import METHODS, model_on, random_config, random_model
 from tests.support.tiny import tiny_target
 
 
@@ -39,15 +38,15 @@ def drafter(target: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("inject", [False, True])
 @pytest.mark.parametrize("draft_vocab_size", [0, 50])
-@pytest.mark.parametrize("head", MARKOV_HEADS)
-def test_the_documented_tensors_are_the_models(
-    family: str, inject: bool, draft_vocab_size: int, head: str
+@pytest.mark.parametrize("kind", METHODS)
+def test_the_tensors_of_a_checkpoint_are_known_without_making_a_model(
+    family: str, inject: bool, draft_vocab_size: int, kind: str
 ) -> None:
     config = random_config(
+        **METHODS[kind],
         family=family,
         inject_previous_feature=inject,
         draft_vocab_size=draft_vocab_size,
-        markov_head_type=head,
     )
     state = random_model(config).state_dict()
     assert {name: tuple(tensor.shape) for name, tensor in state.items()} == tensor_shapes(config)

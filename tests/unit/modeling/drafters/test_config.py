@@ -6,7 +6,7 @@ import pytest
 
 from dspark.core.errors import DrafterError
 from dspark.modeling.drafters.config import DrafterConfig
-from tests.support.drafters import random_config
+from tests.support.drafters import METHODS, random_config
 from tests.support.tiny import tiny_target
 
 
@@ -17,13 +17,17 @@ def write(folder: Path, config: DrafterConfig, **changes: object) -> Path:
     return path
 
 
-def test_json_round_trip(tmp_path: Path) -> None:
-    config = random_config(family="qwen3", inject_previous_feature=True, target_digest="ab")
+@pytest.mark.parametrize("kind", METHODS)
+def test_json_round_trip(tmp_path: Path, kind: str) -> None:
+    config = random_config(
+        **METHODS[kind], family="qwen3", inject_previous_feature=True, target_digest="ab"
+    )
     assert DrafterConfig.from_json(write(tmp_path, config)) == config
 
 
-def test_a_published_config_of_the_old_rope_form_is_read(tmp_path: Path) -> None:
-    config = random_config(draft_vocab_size=0)
+@pytest.mark.parametrize("kind", ["dspark", "gated", "rnn", "dflash", "eagle3"])
+def test_a_published_config_of_the_old_rope_form_is_read(tmp_path: Path, kind: str) -> None:
+    config = random_config(**METHODS[kind], draft_vocab_size=0)
     path = write(
         tmp_path,
         config,
@@ -53,8 +57,14 @@ def test_a_missing_field_is_named(tmp_path: Path, field: str) -> None:
     ("changes", "message"),
     [
         ({"family": "gemma4"}, "family 'gemma4'"),
-        ({"markov_head_type": "rnn"}, "Markov head 'rnn'"),
-        ({"enable_confidence_head": False}, "confidence head"),
+        ({"markov_head_type": "lstm"}, "Markov head 'lstm'"),
+        ({"method": "medusa"}, "method 'medusa'"),
+        ({"markov_rank": 0}, "needs markov_rank above 0"),
+        ({"method": "dflash", "markov_rank": 8}, "needs markov_rank to be 0"),
+        ({"method": "dflash", "enable_confidence_head": True}, "no confidence head"),
+        ({"method": "eagle3", "num_hidden_layers": 2}, "one layer"),
+        ({"method": "mtp1", "block_size": 2}, "one token"),
+        ({"method": "dflash2", "conv_group_size": 5}, "conv_group_size"),
         ({"target_layer_ids": (2, 1)}, "rise strictly"),
         ({"target_layer_ids": (1, 4)}, "within 0..3"),
         ({"target_layer_ids": ()}, "target_layer_ids"),

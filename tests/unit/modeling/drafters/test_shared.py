@@ -5,9 +5,17 @@ import torch
 
 from dspark.core.errors import DrafterError
 from dspark.modeling.drafters.checkpoint import load_drafter, save_drafter
-from dspark.modeling.drafters.config import MARKOV_HEADS
 from dspark.modeling.drafters.shared import SharedDraftParts, load_shared
-from tests.support.drafters import HIDDEN, VOCAB, model_on, random_config, random_model
+from tests.support.drafters import (
+    HIDDEN,
+    METHODS,
+    VOCAB,
+    block_logits,
+    model_on,
+    prefixes,
+    random_config,
+    random_model,
+)
 from tests.support.tiny import tiny_target
 
 
@@ -32,18 +40,18 @@ def test_rows_survive_the_wire_exactly() -> None:
 
 
 @pytest.mark.parametrize("draft_vocab_size", [0, 50])
-@pytest.mark.parametrize("head", MARKOV_HEADS)
-def test_temperature_divides_the_sum_of_logits_and_bias(draft_vocab_size: int, head: str) -> None:
-    model = random_model(random_config(draft_vocab_size=draft_vocab_size, markov_head_type=head))
+@pytest.mark.parametrize("kind", METHODS)
+def test_temperature_divides_the_sum_of_logits_and_bias(draft_vocab_size: int, kind: str) -> None:
+    model = random_model(random_config(**METHODS[kind], draft_vocab_size=draft_vocab_size))
     shared = SharedDraftParts.from_model(model, "fp32")
     hidden, previous = rows(5), torch.tensor([0, 9, 9, 40, 79])
     temperature = torch.tensor([0.5, 1.0, 2.0, 0.7, 1.0])
     with torch.no_grad():
-        logits = model.base_logits(hidden) + model.markov_head.bias(hidden, previous)
+        logits = block_logits(model, hidden, previous)
     columns = torch.arange(VOCAB) if model.draft_vocab is None else model.draft_vocab.ids
     expected = torch.zeros(5, VOCAB)
     expected[:, columns] = torch.softmax(logits / temperature[:, None], -1)
-    q = shared.q_row(hidden, previous, temperature, no_cut(5))
+    q = shared.q_row(prefixes(hidden), prefixes(previous), temperature, no_cut(5))
     torch.testing.assert_close(q, expected, rtol=0, atol=1e-6)
     torch.testing.assert_close(q.double().sum(-1), torch.ones(5).double(), rtol=0, atol=1e-5)
 
@@ -52,10 +60,11 @@ def test_the_cut_removes_what_lies_below_it() -> None:
     model = random_model(random_config())
     shared = SharedDraftParts.from_model(model, "fp32")
     hidden, previous, ones = rows(1), torch.tensor([4]), torch.ones(1)
-    scaled = (shared.base_logits(hidden) + shared.bias(hidden, previous))[0].sort().values
+    with torch.no_grad():
+        scaled = block_logits(shared, hidden, previous)[0].sort().values
     cut = (scaled[-3] + scaled[-4]) / 2
-    q = shared.q_row(hidden, previous, ones, cut[None])
-    whole = shared.q_row(hidden, previous, ones, no_cut(1))
+    q = shared.q_row([hidden], [previous], ones, cut[None])
+    whole = shared.q_row([hidden], [previous], ones, no_cut(1))
     kept = q > 0
     assert kept.sum() == 3
     torch.testing.assert_close(q[kept], whole[kept] / whole[kept].sum())
@@ -65,16 +74,21 @@ def test_fp16_rows_are_rebuilt_alike_in_batches_of_another_size() -> None:
     shared = SharedDraftParts.from_model(random_model(random_config()), "fp16w")
     hidden, previous = rows(7), torch.arange(7)
     ones = torch.ones(7)
-    together = shared.q_row(hidden, previous, ones, no_cut(7))
+    blocks, tokens = hidden[:, None].unbind(), previous[:, None].unbind()
+    together = shared.q_row(blocks, tokens, ones, no_cut(7))
     for i in range(7):
-        alone = shared.q_row(hidden[i : i + 1], previous[i : i + 1], ones[:1], no_cut(1))
+        alone = shared.q_row([blocks[i]], [tokens[i]], ones[:1], no_cut(1))
         torch.testing.assert_close(alone[0], together[i], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("draft_vocab_size", [0, 30])
-def test_the_verifiers_copy_equals_the_drafters(tmp_path: Path, draft_vocab_size: int) -> None:
+@pytest.mark.parametrize("kind", METHODS)
+def test_the_verifiers_copy_equals_the_drafters(
+    tmp_path: Path, draft_vocab_size: int, kind: str
+) -> None:
     target = tiny_target(tmp_path / "target", vocab_size=64)
-    save_drafter(model_on(target, draft_vocab_size=draft_vocab_size), tmp_path / "drafter")
+    drafter = model_on(target, **METHODS[kind], draft_vocab_size=draft_vocab_size)
+    save_drafter(drafter, tmp_path / "drafter")
     model = load_drafter(tmp_path / "drafter", target)
     ours = SharedDraftParts.from_model(model, "fp32")
     theirs = load_shared(tmp_path / "drafter", target)
@@ -82,7 +96,7 @@ def test_the_verifiers_copy_equals_the_drafters(tmp_path: Path, draft_vocab_size
     taps = torch.randn(6, 2 * HIDDEN)
     assert torch.equal(ours.fuse(taps), theirs.fuse(taps))
     assert torch.equal(ours.fuse(taps), model.fuse(taps))
-    args = rows(4), torch.arange(4), torch.ones(4), no_cut(4)
+    args = prefixes(rows(4)), prefixes(torch.arange(4)), torch.ones(4), no_cut(4)
     assert torch.equal(ours.q_row(*args), theirs.q_row(*args))
 
 

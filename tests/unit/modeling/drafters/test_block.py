@@ -8,30 +8,37 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from dspark.core.errors import DrafterError
-from dspark.modeling.drafters.config import MARKOV_HEADS
-from dspark.modeling.drafters.dspark import DSparkModel
-from dspark.modeling.drafters.served import ServedDrafter
+from dspark.modeling.drafters.block import BlockDrafter
+from dspark.modeling.drafters.families import new_drafter
+from dspark.modeling.drafters.served_block import ServedBlocks
 from tests.support.drafters import HIDDEN, VOCAB, random_config, random_model
 
 FAMILIES = pytest.mark.parametrize("family", ["llama", "qwen3"])
+NO_TOKENS = torch.empty(0, dtype=torch.int64)
 INJECTION = pytest.mark.parametrize("inject", [False, True])
 
 
-def features_of(model: DSparkModel, length: int, seed: int = 1) -> Tensor:
+def random_blocks(**changes: object) -> BlockDrafter:
+    model = random_model(random_config(**changes))
+    assert isinstance(model, BlockDrafter)
+    return model
+
+
+def features_of(model: BlockDrafter, length: int, seed: int = 1) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return model.fuse(torch.randn(length, 2 * HIDDEN, generator=generator)).detach()
 
 
-def one_shot(model: DSparkModel, features: Tensor, anchor: int) -> Tensor:
+def one_shot(model: BlockDrafter, features: Tensor, anchor: int) -> Tensor:
     """The serving path with the whole context given at once."""
-    served = ServedDrafter(model, "fp32")
+    served = ServedBlocks(model, "fp32")
     context = served.new_context()
     if len(features):
-        served.extend([context], features, [len(features)])
+        served.extend([context], features, NO_TOKENS, [len(features)])
     return served.forward_step([context], torch.tensor([anchor]))[0]
 
 
-def by_definition(model: DSparkModel, features: Tensor, anchor: int) -> Tensor:
+def by_definition(model: BlockDrafter, features: Tensor, anchor: int) -> Tensor:
     """One block, head by head, with transformers' own rotation and norms."""
     config, size, start = model.config, model.config.block_size, len(features)
     kind = {"llama": LlamaConfig, "qwen3": Qwen3Config}[config.family]
@@ -78,7 +85,7 @@ def close(actual: Tensor, expected: Tensor) -> None:
 
 @FAMILIES
 def test_a_block_is_what_the_definition_says(family: str) -> None:
-    model = random_model(random_config(family=family))
+    model = random_blocks(family=family)
     features = features_of(model, 11)
     close(one_shot(model, features, 5), by_definition(model, features, 5))
 
@@ -86,12 +93,12 @@ def test_a_block_is_what_the_definition_says(family: str) -> None:
 @FAMILIES
 @INJECTION
 def test_incremental_context_equals_one_shot(family: str, inject: bool) -> None:
-    model = random_model(random_config(family=family, inject_previous_feature=inject))
+    model = random_blocks(family=family, inject_previous_feature=inject)
     features = features_of(model, 300)  # past the first capacity: buffers grow on the way
-    served = ServedDrafter(model, "fp32")
+    served = ServedBlocks(model, "fp32")
     context, end = served.new_context(), 0
     for count in (1, 7, 3, 200, 89):
-        served.extend([context], features[end : end + count], [count])
+        served.extend([context], features[end : end + count], NO_TOKENS, [count])
         end += count
         hidden = served.forward_step([context], torch.tensor([end % VOCAB]))[0]
         close(hidden, one_shot(model, features[:end], end % VOCAB))
@@ -100,7 +107,7 @@ def test_incremental_context_equals_one_shot(family: str, inject: bool) -> None:
 @FAMILIES
 @INJECTION
 def test_training_blocks_equal_serving_blocks(family: str, inject: bool) -> None:
-    model = random_model(random_config(family=family, inject_previous_feature=inject))
+    model = random_blocks(family=family, inject_previous_feature=inject)
     features = features_of(model, 20)
     positions, anchors = torch.tensor([0, 1, 6, 20]), torch.tensor([7, 8, 9, 10])
     blocks = model.forward_blocks(features, positions, anchors)
@@ -108,23 +115,8 @@ def test_training_blocks_equal_serving_blocks(family: str, inject: bool) -> None
         close(block, one_shot(model, features[:position], anchor))
 
 
-@INJECTION
-def test_sequences_packed_end_to_end_do_not_see_each_other(inject: bool) -> None:
-    model = random_model(random_config(inject_previous_feature=inject))
-    first, second = features_of(model, 9, seed=1), features_of(model, 14, seed=2)
-    packed = model.forward_blocks(
-        torch.cat((first, second)),
-        torch.tensor([4, 9, 0, 14]),
-        torch.tensor([1, 2, 3, 4]),
-        feature_positions=torch.cat((torch.arange(9), torch.arange(14))),
-        first_rows=torch.tensor([0, 0, 9, 9]),
-    )
-    close(packed[:2], model.forward_blocks(first, torch.tensor([4, 9]), torch.tensor([1, 2])))
-    close(packed[2:], model.forward_blocks(second, torch.tensor([0, 14]), torch.tensor([3, 4])))
-
-
 def test_the_context_ends_strictly_before_the_anchor() -> None:
-    model = random_model(random_config())
+    model = random_blocks()
     features = features_of(model, 10)
     changed = features.clone()
     changed[6:] += 1.0
@@ -136,33 +128,33 @@ def test_the_context_ends_strictly_before_the_anchor() -> None:
 
 
 def test_ragged_batch_equals_one_by_one() -> None:
-    model = random_model(random_config(inject_previous_feature=True))
+    model = random_blocks(inject_previous_feature=True)
     lengths = (1, 40, 300, 7)
     all_features = [features_of(model, n, seed=n) for n in lengths]
-    served = ServedDrafter(model, "fp32")
+    served = ServedBlocks(model, "fp32")
     contexts = [served.new_context() for _ in lengths]
-    served.extend(contexts, torch.cat(all_features), list(lengths))
+    served.extend(contexts, torch.cat(all_features), NO_TOKENS, list(lengths))
     together = served.forward_step(contexts, torch.tensor([1, 2, 3, 4]))
     for row, features in enumerate(all_features):
         close(together[row], one_shot(model, features, row + 1))
 
 
 def test_block_rows_vanish_after_the_step() -> None:
-    model = random_model(random_config())
+    model = random_blocks()
     features = features_of(model, 12)
-    served = ServedDrafter(model, "fp32")
+    served = ServedBlocks(model, "fp32")
     context = served.new_context()
-    served.extend([context], features[:10], [10])
+    served.extend([context], features[:10], NO_TOKENS, [10])
     for anchor in (1, 2, 3):
         served.forward_step([context], torch.tensor([anchor]))
     assert context.length == 10
-    served.extend([context], features[10:], [2])
+    served.extend([context], features[10:], NO_TOKENS, [2])
     close(served.forward_step([context], torch.tensor([4]))[0], one_shot(model, features, 4))
 
 
 def test_every_block_row_sees_the_whole_block() -> None:
     """No causal mask: with another anchor all rows change; with fewer masks row 0 does."""
-    model = random_model(random_config())
+    model = random_blocks()
     features = features_of(model, 5)
     whole = one_shot(model, features, 1)
     assert (one_shot(model, features, 2) - whole).abs().amax(-1).gt(1e-3).all()
@@ -171,7 +163,7 @@ def test_every_block_row_sees_the_whole_block() -> None:
 
 
 def test_other_tapped_layers_change_the_output() -> None:
-    model = random_model(random_config())
+    model = random_blocks()
     states = torch.randn(4, 6, HIDDEN)  # one hidden state a target layer and token
 
     def block(layer_ids: tuple[int, ...]) -> Tensor:
@@ -184,41 +176,27 @@ def test_confidence_reads_the_previous_token_only_if_configured() -> None:
     hidden = torch.randn(2, HIDDEN)
     previous = torch.tensor([[1, 1], [2, 3]])
     for with_markov in (True, False):
-        model = random_model(random_config(confidence_head_with_markov=with_markov))
+        model = random_blocks(confidence_head_with_markov=with_markov)
         first, second = (model.confidence(hidden, row) for row in previous)
         assert torch.equal(first, second) is not with_markov
 
 
-@pytest.mark.parametrize("head", MARKOV_HEADS)
-def test_frozen_parts_are_not_trained_nor_saved(head: str) -> None:
-    model = random_model(random_config(inject_previous_feature=True, markov_head_type=head))
-    features = model.fuse(torch.randn(8, 2 * HIDDEN))
-    hidden = model.forward_blocks(features, torch.tensor([3]), torch.tensor([1]))
-    previous = torch.tensor([[1, 2, 3, 4]])
-    logits = model.base_logits(hidden) + model.markov_head.bias(hidden, previous)
-    (logits.logsumexp(-1).sum() + model.confidence(hidden, previous).sum()).backward()
-    assert {name for name, p in model.named_parameters() if p.grad is None} == set()
-    assert not {"embedding", "head"} & set(model.state_dict())
-
-
-def test_a_gate_scales_each_entry_of_the_bigram_vector() -> None:
-    head = random_model(random_config(markov_head_type="gated")).markov_head
-    hidden, previous = torch.randn(3, HIDDEN), torch.tensor([5, 0, 79])
-    weights = head.state_dict()
-    with torch.no_grad():
-        vectors = weights["markov_w1.weight"][previous]
-        joined = torch.cat((hidden, vectors), 1)  # hidden first, as the published weights have it
-        gate = joined @ weights["gate_proj.weight"].T + weights["gate_proj.bias"]
-        expected = (gate.sigmoid() * vectors) @ weights["markov_w2.weight"].T
-        torch.testing.assert_close(head.bias(hidden, previous), expected)
+def test_without_an_anchor_that_predicts_the_block_is_one_row_longer() -> None:
+    model = random_blocks(method="dflash", anchor_predicts=False)
+    longer = random_blocks(method="dflash", block_size=5)
+    longer.load_state_dict(model.state_dict())
+    features = features_of(model, 6)
+    block = one_shot(model, features, 2)
+    assert block.shape == (4, HIDDEN)
+    close(block, by_definition(longer, features, 2)[1:])
 
 
 def test_wrong_target_tensors_are_refused() -> None:
     config = random_config()
     good, ids = torch.zeros(VOCAB, HIDDEN), torch.arange(50)
     with pytest.raises(DrafterError, match="hidden size 32"):
-        DSparkModel(config, good, torch.zeros(VOCAB, 16), ids)
+        new_drafter(config, good, torch.zeros(VOCAB, 16), ids)
     with pytest.raises(DrafterError, match="names 50 draft tokens"):
-        DSparkModel(config, good, good, ids[:-1])
+        new_drafter(config, good, good, ids[:-1])
     with pytest.raises(DrafterError, match="rise strictly"):
-        DSparkModel(config, good, good, ids.flip(0))
+        new_drafter(config, good, good, ids.flip(0))
