@@ -39,10 +39,10 @@ def numpy_decision(logits: torch.Tensor, candidate: Candidate, step: int, shared
     def q_row(k: int) -> np.ndarray:
         if looked_up:
             return np.eye(VOCAB)[draft.tokens[k]]
-        previous = int(draft.tokens[k - 1]) if k else candidate.anchor
+        before = torch.tensor([candidate.anchor, *draft.tokens[:k].tolist()])
         return shared.q_row(
-            shared.unpack(draft.hidden)[k : k + 1],
-            torch.tensor([previous]),
+            [shared.unpack(draft.hidden)[: k + 1]],
+            [before],
             torch.tensor([params.temperature]),
             torch.tensor([draft.cut[k]]),
         )[0].numpy()

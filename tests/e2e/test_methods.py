@@ -11,7 +11,7 @@ from dspark.ops.settings import load_settings
 from dspark.training.config import PRESETS, FitConfig
 from dspark.training.export import export
 from dspark.training.fit import fit
-from tests.support.drafters import METHODS
+from tests.support.drafters import METHODS, TRAINED
 from tests.support.responses import write_responses
 from tests.support.system import Reference, collect, request, running_driver, until
 from tests.support.tiny import tiny_target
@@ -61,7 +61,7 @@ def trained(kind: str, target: Path, shards: Path, folder: Path) -> Path:
     return folder / "drafter"
 
 
-@pytest.mark.parametrize("kind", METHODS)
+@pytest.mark.parametrize("kind", TRAINED)
 async def test_answers_stay_plain(
     kind: str, target: Path, shards: Path, expected: list[list[int]], tmp_path: Path
 ) -> None:

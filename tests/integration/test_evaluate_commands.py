@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from dspark.cli import app
 from dspark.data import Prompt, save_prompts
+from dspark.modeling.drafters.checkpoint import save_drafter
+from tests.support.drafters import METHODS, model_on
 
 TOKENS = 24
 
@@ -115,3 +117,29 @@ def test_a_picture_that_cannot_be_written_is_one_line_of_error(
     result = CliRunner().invoke(app, ["evaluate", "acceptance", *wrong])
     assert result.exit_code == 1
     assert "picture.xyz cannot be written" in result.stderr.replace("\n", "")
+
+
+def test_drafters_are_compared_on_the_same_answers(
+    tiny_target_folder: Path, tiny_drafter_folder: Path, options: list[str], tmp_path: Path
+) -> None:
+    rival = tmp_path / "rival"
+    save_drafter(model_on(tiny_target_folder, **METHODS["eagle3"]), rival)
+    given = [option for option in options if not option.startswith(("--drafter", "--picture"))]
+    drafters = [str(tiny_drafter_folder), str(rival)]
+    pictures = f"--pictures={tmp_path / 'pictures'}"
+    result = CliRunner().invoke(app, ["evaluate", "compare", *drafters, *given, pictures])
+    assert result.exit_code == 0, result.output
+    own, other = json.loads((tmp_path / "out.json").read_text())
+    assert (own["method"], other["method"]) == ("dspark", "eagle3")
+    for mode in ("greedy", "rejection"):
+        lengths = own["lengths"][mode]
+        assert set(lengths) == {"math", "chat", "all"}
+        whole = lengths["all"]
+        assert whole["low"] <= whole["accepted_length"] <= whole["high"]
+        assert whole["accepted_length"] > other["lengths"][mode]["all"]["accepted_length"] >= 1.0
+    assert set(own["draft_ms"]) == {"1", "4", "16"}
+    assert len(list((tmp_path / "pictures").glob("*.svg"))) == 2
+    scored = CliRunner().invoke(app, ["evaluate", "acceptance", *options])
+    assert scored.exit_code == 0
+    alone = json.loads((tmp_path / "out.json").read_text())["drafter"]["all"]["accepted_length"]
+    assert own["lengths"]["greedy"]["all"]["accepted_length"] == pytest.approx(alone)

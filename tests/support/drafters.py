@@ -24,8 +24,21 @@ METHODS: dict[str, dict[str, Any]] = {
     "dflash2": {"method": "dflash2", "anchor_predicts": False, "conv_group_size": 8},
     "eagle3": {"method": "eagle3"},
     "mtp1": {"method": "mtp1"},
+    "dflash2-capped": {  # as some of the published ones are
+        "method": "dflash2",
+        "anchor_predicts": False,
+        "conv_group_size": 8,
+        "layer_windows": (9, 0),
+        "output_multiplier": 0.6,
+        "final_logit_softcapping": 8.0,
+        "selector_top_k": 8,
+    },
+    "eagle3-own-head": {"method": "eagle3", "own_head": True},
 }
 """What makes each kind of drafter."""
+
+TRAINED = tuple(kind for kind in METHODS if kind not in ("dflash2-capped", "eagle3-own-head"))
+"""Those that are also trained here."""
 
 
 def method_fields(**changes: Any) -> dict[str, Any]:

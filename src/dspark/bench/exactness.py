@@ -25,6 +25,7 @@ class Comparison:
     """Speculative answers against the plain ones to the same prompts."""
 
     precision: str
+    drafter: str
     planner: str
     concurrency: int
     answers: int
@@ -67,11 +68,11 @@ def compare(
                 answers = asyncio.run(
                     _answers(urls[planner], prompts, concurrency, max_tokens, churning=churning)
                 )
-                result = _compared(settings.precision, planner, concurrency, plain, answers)
+                result = _compared(settings, planner, concurrency, plain, answers)
                 comparisons.append(result)
                 progress(
-                    f"{settings.precision}, {planner}, concurrency {concurrency}: "
-                    f"{result.equal} of {result.answers} equal"
+                    f"{settings.precision}, {settings.drafter}, {planner}, "
+                    f"concurrency {concurrency}: {result.equal} of {result.answers} equal"
                 )
     return comparisons
 
@@ -112,7 +113,7 @@ async def _churn(url: str, prompts: Sequence[Prompt]) -> None:
 
 
 def _compared(
-    precision: str,
+    settings: Settings,
     planner: str,
     concurrency: int,
     plain: Sequence[Answer],
@@ -121,7 +122,8 @@ def _compared(
     common = [_common_prefix(a.token_ids, b.token_ids) for a, b in zip(plain, answers, strict=True)]
     pairs = list(zip(plain, answers, strict=True))
     return Comparison(
-        precision=precision,
+        precision=settings.precision,
+        drafter=settings.drafter,
         planner=planner,
         concurrency=concurrency,
         answers=len(plain),

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from dspark.cli.bench import bench
+from dspark.cli.checkpoints import convert, inspect
 from dspark.cli.errors import one_line_errors
 from dspark.cli.evaluate import evaluate
 from dspark.cli.simulate import simulate
@@ -22,6 +23,8 @@ app.add_typer(train, name="train")
 app.add_typer(evaluate, name="evaluate")
 app.add_typer(bench, name="bench")
 app.command()(simulate)
+app.command()(inspect)
+app.command()(convert)
 
 # Commands whose module has a command line of its own: (group, name, module, what it does).
 _MODULES = (

@@ -3,6 +3,7 @@
 import json
 import tempfile
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -39,6 +40,10 @@ def evaluate_exactness(
     precisions: Annotated[
         list[str], typer.Option("--precision", help="repeatable; fp32 has to be exact")
     ] = ["fp32", "auto"],  # noqa: B006
+    drafters: Annotated[
+        list[str] | None,
+        typer.Option("--drafter", help="repeatable; default: the one of the settings"),
+    ] = None,
     concurrencies: Concurrencies = [1, 16],  # noqa: B006
     max_tokens: MaxTokens = 128,
     out: Out = None,
@@ -49,9 +54,9 @@ def evaluate_exactness(
     results = []
     with one_line_errors():
         chosen = load_all(prompts)[:limit]
-        for precision in precisions:
+        for precision, drafter in product(precisions, drafters or [load_settings([]).drafter]):
             results += compare(
-                load_settings([f"--precision={precision}"]),
+                load_settings([f"--precision={precision}", f"--drafter={drafter}"]),
                 chosen,
                 log_file("exactness"),
                 progress.print,
@@ -59,11 +64,13 @@ def evaluate_exactness(
                 max_tokens=max_tokens,
             )
     table = Table(
-        "precision", "planner", "conc.", "equal answers", "tokens up to a difference", "accepted"
-    )
+        "precision", "drafter", "planner", "conc.", "equal answers", "tokens up to a difference",
+        "accepted",
+    )  # fmt: skip
     for row in results:
         table.add_row(
             row.precision,
+            Path(row.drafter).name,
             row.planner,
             str(row.concurrency),
             f"{row.equal} of {row.answers}",
@@ -287,3 +294,70 @@ def evaluate_threshold(
 
         with one_line_errors():
             draw_thresholds(result, picture)
+
+
+@evaluate.command("compare")
+def evaluate_compare(
+    drafters: Annotated[
+        list[str], typer.Argument(help="drafter folders, or names of packaged ones")
+    ],
+    target: Target = "smollm2-135m",
+    prompts: Prompts = None,
+    limit: Annotated[int, typer.Option(min=1, help="how many prompts")] = 1000,
+    responses: Responses = None,
+    max_tokens: MaxTokens = 128,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of a draft")] = 2,
+    out: Out = None,
+    pictures: Annotated[Path | None, typer.Option(help="folder for pictures (.svg)")] = None,
+) -> None:
+    """Drafters for one target against each other: how far they get, how long they take."""
+    import torch
+
+    from dspark.evaluation.compare import BATCHES, measure
+    from dspark.modeling.drafters.checkpoint import resolve_drafter
+
+    torch.set_num_threads(threads)
+    with one_line_errors(), tempfile.TemporaryDirectory() as scratch:
+        result = measure(
+            target,
+            [resolve_drafter(drafter) for drafter in drafters],
+            load_all(prompts)[:limit],
+            responses or Path(scratch),
+            max_tokens=max_tokens,
+            progress=progress.print,
+        )
+    table = Table(
+        "drafter", "method", "head", "layers", "block", "M weights", "mode", "domain", "rounds",
+        "accepted length (95 %)", "acceptance by position", "ECE by position", "draft ms at "
+        + " / ".join(map(str, BATCHES)),
+        title="accepted length with the target's own token; intervals over answers",
+    )  # fmt: skip
+    for own in result:
+        first = [
+            own.name, own.method, own.head, str(own.layers), str(own.block_size),
+            f"{own.parameters / 1e6:.1f}",
+        ]  # fmt: skip
+        latency = " / ".join(f"{ms:.1f}" for ms in own.draft_ms.values())
+        for mode, domains in own.lengths.items():
+            for domain, lengths in domains.items():
+                is_all = domain == "all"
+                table.add_row(
+                    *first,
+                    mode,
+                    domain,
+                    str(lengths.rounds),
+                    f"{lengths.accepted_length:.2f} ({lengths.low:.2f}-{lengths.high:.2f})",
+                    " ".join(f"{share:.2f}" for share in lengths.conditional),
+                    " ".join(f"{ece:.1%}" for ece in own.ece[mode]) if is_all else "",
+                    latency if is_all else "",
+                )
+                first = [""] * len(first)
+    Console().print(table)
+    if out is not None:
+        out.write_text(json.dumps([asdict(own) for own in result], indent=2) + "\n")
+    if pictures is not None:
+        from dspark.evaluation.pictures import draw_comparison
+
+        with one_line_errors():
+            for file in draw_comparison(result, pictures):
+                progress.print(f"wrote {file}", soft_wrap=True)

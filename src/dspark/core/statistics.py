@@ -88,9 +88,24 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of the mean of `values` [N]. Raises ValueError without data."""
     data = np.asarray(values, np.float64)
-    if not data.size:
+    return ratio_interval(data, np.ones_like(data), rng, confidence=confidence, resamples=resamples)
+
+
+def ratio_interval(
+    sums: ArrayLike,
+    counts: ArrayLike,
+    rng: np.random.Generator,
+    *,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of sum(sums) / sum(counts) over clusters [N] that are drawn
+    whole. Raises ValueError without data."""
+    above, below = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
+    if not above.size:
         raise ValueError("an interval for the mean of no values is undefined")
-    means = [data[rng.integers(data.size, size=data.size)].mean() for _ in range(resamples)]
+    drawn = (rng.integers(above.size, size=above.size) for _ in range(resamples))
+    ratios = [above[chosen].sum() / below[chosen].sum() for chosen in drawn]
     tail = (1 - confidence) / 2
-    low, high = np.quantile(means, (tail, 1 - tail))
+    low, high = np.quantile(ratios, (tail, 1 - tail))
     return float(low), float(high)

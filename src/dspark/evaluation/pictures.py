@@ -6,6 +6,7 @@ from pathlib import Path
 from dspark.core.types import VerificationMode
 from dspark.evaluation.acceptance import Acceptance
 from dspark.evaluation.calibration import BeforeAndAfter
+from dspark.evaluation.compare import Compared
 from dspark.evaluation.threshold import Cut
 from dspark.ops.figures import new_figure, save_figure
 
@@ -72,3 +73,39 @@ def draw_thresholds(result: Mapping[str, Sequence[Cut]], file: Path) -> None:
     )
     lengths.legend()
     save_figure(figure, file)
+
+
+def draw_comparison(result: Sequence[Compared], folder: Path) -> list[Path]:
+    """Accepted length by domain, acceptance by position (greedy, all domains) and draft latency, as
+    folder/NAME.svg."""
+    files = []
+    modes = list(result[0].lengths)
+    figure, panels = new_figure(len(modes))
+    for axes, mode in zip(panels, modes, strict=True):
+        domains = list(result[0].lengths[mode])
+        for index, own in enumerate(result):
+            lengths = [own.lengths[mode][domain] for domain in domains]
+            at = [place + 0.8 * (index + 0.5) / len(result) - 0.4 for place in range(len(domains))]
+            middle = [length.accepted_length for length in lengths]
+            ends = [
+                [length.accepted_length - length.low for length in lengths],
+                [length.high - length.accepted_length for length in lengths],
+            ]
+            axes.bar(at, middle, 0.8 / len(result), yerr=ends, label=own.name)
+        axes.set_xticks(range(len(domains)), domains)
+        axes.set(title=f"Accepted length, {mode}", ylim=(1, None))
+    panels[0].legend(fontsize="small")
+    files.append(folder / "drafters-length.svg")
+    save_figure(figure, files[-1])
+
+    figure, (positions, latency) = new_figure(2)
+    for own in result:
+        shares = own.lengths[modes[0]]["all"].conditional
+        positions.plot(range(1, len(shares) + 1), shares, "o-", label=own.name)
+        latency.plot(list(own.draft_ms), list(own.draft_ms.values()), "o-", label=own.name)
+    positions.set(title=f"Acceptance by position, {modes[0]}", xlabel="position", ylim=(0, 1))
+    latency.set(title="Time of a draft", xlabel="sequences", ylabel="milliseconds", xscale="log")
+    positions.legend(fontsize="small")
+    files.append(folder / "drafters-positions.svg")
+    save_figure(figure, files[-1])
+    return files

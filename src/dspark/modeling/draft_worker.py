@@ -57,11 +57,10 @@ class DraftWorker:
         calibration: Mapping[str, Scaling] | None = None,
     ) -> None:
         self._shared = SharedDraftParts.from_model(model, precision)
-        self._rough_logits = (
-            linear_function(model.head.bfloat16(), None, precision)
-            if precision == "bf16"
-            else self._shared.base_logits
-        )
+        self._rough_logits = self._shared.base_logits
+        if precision == "bf16":
+            product = linear_function(model.head.bfloat16(), None, precision)
+            self._rough_logits = lambda hidden: model.shaped(product(hidden).float())
         self._confidence = model.confidence
         self._has_no_confidence = model.confidence_head is None
         self._width = model.config.hidden_size
@@ -185,7 +184,7 @@ class DraftWorker:
             if k == len(hidden):
                 # Rounded before any logit is computed, so that the verifier can rebuild the same q.
                 fresh = blocks.rows(previous)[:, : width - k].to(self._shared.wire_dtype)
-                logits = logits_of(fresh.flatten(0, 1)).float()
+                logits = logits_of(fresh.flatten(0, 1))
                 hidden += fresh.unbind(1)
                 base += logits.view(*fresh.shape[:2], -1).unbind(1)
             vectors, state = head.step(hidden[k], previous, state)

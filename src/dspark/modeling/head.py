@@ -66,12 +66,7 @@ class LocalHead:
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden: [N, d], any float dtype. Returns [N, V] fp32."""
         with torch.inference_mode():
-            logits = self._linear(hidden.float())
-            if self._scale != 1.0:
-                logits = logits * self._scale
-            if self._soft_cap is not None:
-                logits = torch.tanh(logits / self._soft_cap) * self._soft_cap
-            return logits
+            return shaped(self._linear(hidden.float()), self._scale, self._soft_cap)
 
     def argmax(self, hidden: Tensor) -> NDArray[np.int64]:
         """Token of the largest of ``logits(hidden)``, of equal ones the lowest, [N]."""
@@ -88,6 +83,15 @@ class LocalHead:
             digest.update(repr((self._scale, self._soft_cap)).encode())
             self._digest = digest.hexdigest()
         return self._digest
+
+
+def shaped(logits: Tensor, scale: float, soft_cap: float | None) -> Tensor:
+    """soft_cap(scale * logits), the very tensor where there is neither."""
+    if scale != 1.0:
+        logits = logits * scale
+    if soft_cap is not None:
+        logits = torch.tanh(logits / soft_cap) * soft_cap
+    return logits
 
 
 @dataclass(frozen=True, slots=True)

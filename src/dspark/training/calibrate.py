@@ -52,6 +52,7 @@ class Judged:
     confidence_logits: NDArray[np.float32]  # [N, block_size]
     accepted: Ints  # [N]
     judged: Ints  # [N] positions with a verdict
+    committed: Ints  # [N] tokens: those accepted and, unless the response ended, the bonus
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -59,6 +60,7 @@ class Judged:
             np.concatenate([part.confidence_logits for part in parts]),
             np.concatenate([part.accepted for part in parts]),
             np.concatenate([part.judged for part in parts]),
+            np.concatenate([part.committed for part in parts]),
         )
 
     def survival(self, scaling: Scaling) -> NDArray[np.float64]:
@@ -135,8 +137,7 @@ def fit(judged: Judged) -> Scaling:
 def _greedy(model: Drafter, sequence: CachedSequence, positions: Ints) -> Judged:
     blocks = draft_greedily(model, sequence, positions)
     accepted, countable = greedy_accepted(sequence, positions, blocks.tokens)
-    met = walk(accepted)
-    return Judged(blocks.confidence_logits[met], accepted[met], countable[met])
+    return _met(blocks.confidence_logits, accepted, countable)
 
 
 @torch.inference_mode()
@@ -158,8 +159,14 @@ def _rejection(
         acceptance[part][counted[part]] = judgement.acceptance.numpy()
     kept = rng.random(acceptance.shape) < acceptance
     accepted = np.logical_and.accumulate(kept, axis=1).sum(axis=1)
+    return _met(logits, accepted, counted.sum(axis=1))
+
+
+def _met(logits: NDArray[np.float32], accepted: Ints, judged: Ints) -> Judged:
+    """Of the blocks at all anchors of a response, those that decoding would meet."""
     met = walk(accepted)
-    return Judged(logits[met], accepted[met], counted.sum(axis=1)[met])
+    committed = np.minimum(accepted[met] + 1, len(accepted) - met)
+    return Judged(logits[met], accepted[met], judged[met], committed)
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from dspark.core.errors import ConfigError, DSparkError
+from dspark.core.errors import DSparkError
 from dspark.modeling.drafters.checkpoint import WEIGHTS, load_drafter, save_drafter
 from dspark.modeling.drafters.interface import Drafter
 from dspark.modeling.targets import resolve_target
@@ -24,8 +24,6 @@ from dspark.training.run_log import read_log
 from dspark.training.shards import ResponseCache, Split
 from dspark.training.starts import responses
 from dspark.training.state import Checkpoint, RunProgress
-
-MAX_BYTES = 48_000_000
 
 _CURVE_ROWS = 12
 
@@ -42,18 +40,14 @@ def export(run: Path, out: Path) -> HeldOut:
     """Write the drafter of ``run`` into ``out`` and return its held-out scores.
 
     Raises:
-        ConfigError: ``run`` is no training run, or its drafter exceeds 48 MB.
+        ConfigError: ``run`` is no training run.
         DrafterError, PromptError, TargetError: as reading and writing them does.
     """
     config = FitConfig.read(run)
     checkpoint = Checkpoint(run)
     target = resolve_target(config.target)
     save_drafter(checkpoint.model(target), out)
-    if (size := (out / WEIGHTS).stat().st_size) > MAX_BYTES:
-        raise ConfigError(
-            f"{out / WEIGHTS} has {size / 1e6:.0f} MB, at most {MAX_BYTES / 1e6:.0f} are meant to "
-            "be shipped; lower markov_rank or draft_vocab_size"
-        )
+    size = (out / WEIGHTS).stat().st_size
     model = load_drafter(out, target)  # what is scored is what is shipped
     scores = score(model, Path(config.data))
     save_drafter(model, out, card=card(config, checkpoint.progress, run, scores, size))
@@ -96,12 +90,12 @@ def card(
     vocabulary = config.draft_vocab_size or "whole"
     return "\n".join(
         [
-            f"# A DSpark drafter for {config.target}",
+            f"# A {config.method} drafter for {config.target}",
             "",
-            f"{config.num_hidden_layers} layers, block size {config.block_size}, Markov rank "
-            f"{config.markov_rank}, draft vocabulary {vocabulary}, taps of the target's layers "
-            f"{', '.join(map(str, config.target_layer_ids))}; {weight_bytes / 1e6:.1f} MB in bf16. "
-            "The target's embedding and head are not included: they come from the target.",
+            f"{config.num_hidden_layers} layers, block size {config.block_size}, sequential head "
+            f"of rank {config.markov_rank}, draft vocabulary {vocabulary}, taps of the target's "
+            f"layers {', '.join(map(str, config.target_layer_ids))}; {weight_bytes / 1e6:.1f} MB "
+            "in bf16. The target's embedding and head are not included: they come from the target.",
             "",
             "## Training",
             "",
@@ -110,8 +104,7 @@ def card(
             f"half at temperature 0.7 ({by_domain}); {progress.step:,} steps, "
             f"{progress.positions:,} labels, {progress.seconds / 60:.0f} minutes on "
             f"{config.threads} CPU thread(s), fp32 (products in bf16 where the CPU has "
-            f"it). Loss {config.ce_weight} CE + "
-            f"{config.l1_weight} L1 + {config.confidence_weight} BCE, loss decay "
+            f"it). Loss {_loss(config)}, loss decay "
             f"{config.loss_decay or f'{config.block_size} (the block size)'}.",
             "",
             "| step | minutes | block | loss | CE | L1 | BCE | expected accepted length |",
@@ -131,6 +124,18 @@ def card(
             "",
         ]
     )
+
+
+def _loss(config: FitConfig) -> str:
+    """The terms that count."""
+    weights = {
+        "CE": config.ce_weight,
+        "soft CE": config.soft_ce_weight,
+        "L1": config.l1_weight,
+        "BCE": config.confidence_weight,
+        "CE among candidates": config.selector_weight,
+    }
+    return " + ".join(f"{weight:g} {term}" for term, weight in weights.items() if weight)
 
 
 def _origin(config: FitConfig) -> list[str]:

@@ -17,6 +17,7 @@ from dspark.training.config import PRESETS, FitConfig
 from dspark.training.fit import fit
 from dspark.training.run_log import LOG, read_log
 from dspark.training.shards import ResponseCache, Split
+from tests.support.foreign import edit
 from tests.support.responses import write_responses
 from tests.support.tiny import tiny_target
 
@@ -114,6 +115,16 @@ def test_a_drafter_of_another_shape_is_no_start(
         fit(onward, tmp_path / "run", SILENT)
 
 
+def test_a_drafter_whose_logits_are_shaped_is_no_start(
+    whole: Path, config: FitConfig, tmp_path: Path
+) -> None:
+    export.export(whole, tmp_path / "drafter")
+    edit(tmp_path / "drafter", dspark_serve__final_logit_softcapping=30.0)
+    onward = replace(config, start_from=str(tmp_path / "drafter"))
+    with pytest.raises(ConfigError, match="a soft-cap, which the losses do not know"):
+        fit(onward, tmp_path / "run", SILENT)
+
+
 def test_a_run_stopped_by_a_signal_goes_on_along_the_same_curve(
     whole: Path, config: FitConfig, tmp_path: Path
 ) -> None:
@@ -162,6 +173,7 @@ def test_an_exported_drafter_loads_and_its_card_holds_the_figures(
     text = (tmp_path / "README.md").read_text()
     assert f"| {scores.drafter['all'].accepted_length:.2f} " in text
     assert "60 steps" in text
+    assert "Loss 0.1 CE + 0.9 L1 + 1 BCE" in text
 
 
 def test_calibration_covers_both_modes_and_is_what_a_drafter_loads(
@@ -184,9 +196,9 @@ def test_positions_that_few_blocks_reach_stay_as_they_are() -> None:
     rng = np.random.default_rng(0)
     logits = np.full((4000, 3), 2.0, np.float32)  # says 0.88, each position holds 0.5
     accepted = np.logical_and.accumulate(rng.random((4000, 3)) < 0.5, axis=1).sum(axis=1)
-    enough = calibrate.fit(calibrate.Judged(logits, accepted, np.full(4000, 3)))
+    enough = calibrate.fit(calibrate.Judged(logits, accepted, np.full(4000, 3), accepted + 1))
     assert (np.array(enough.intercepts) < -1).all()
     accepted = np.minimum(accepted, 1)  # nobody gets to position 3
-    few = calibrate.fit(calibrate.Judged(logits, accepted, np.full(4000, 3)))
+    few = calibrate.fit(calibrate.Judged(logits, accepted, np.full(4000, 3), accepted + 1))
     assert few.intercepts[0] == enough.intercepts[0]
     assert (few.temperatures[2], few.intercepts[2]) == (1, 0)

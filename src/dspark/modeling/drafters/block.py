@@ -4,7 +4,8 @@ over injected target features (DFlash; DSpark paper, section 3).
 Row i of a block stands at absolute position s + i, where s is the anchor's; row 0 holds the anchor,
 the others masks. If the anchor predicts, row i predicts the token at s + i + 1; if not, row 0 gives
 nothing and row i predicts the token of its own place. A block row sees the features of all
-positions strictly before the anchor and its whole own block.
+positions strictly before the anchor and its whole own block, in a layer with a window only those
+within reach.
 """
 
 from typing import cast
@@ -14,7 +15,14 @@ from torch import Tensor, nn
 
 from dspark.modeling.drafters.config import DrafterConfig
 from dspark.modeling.drafters.interface import Drafter, OpenBlocks
-from dspark.modeling.drafters.layers import Attend, DraftLayer, Rope, RotaryEmbedding, attend
+from dspark.modeling.drafters.layers import (
+    Attend,
+    DraftLayer,
+    Rope,
+    RotaryEmbedding,
+    attend,
+    in_window,
+)
 
 
 class BlockDrafter(Drafter):
@@ -67,20 +75,29 @@ class BlockDrafter(Drafter):
         same_block = torch.eye(num_blocks, dtype=torch.bool, device=device)
         visible = torch.cat((in_context, same_block.repeat_interleave(size, 1)), 1)
         visible = visible.repeat_interleave(size, 0)
+        rows_at = self.block_positions(anchor_positions, size)
+        keys_at = torch.cat((torch.arange(len(features), device=device), rows_at))
 
         before_anchor = features[(anchor_positions - 1).clamp(min=0)]
         before_anchor = before_anchor.where(anchor_positions[:, None] > 0, 0.0)
         rows = self.block_inputs(anchor_tokens, before_anchor, size)
         rope = self.block_rope(anchor_positions, size, features.dtype)
         context_rope = self.rotary(torch.arange(len(features), device=device), features.dtype)
-        for layer in self.draft_layers:
+        for layer, window in zip(self.draft_layers, self.config.windows, strict=True):
+            seen = visible
+            if window:
+                seen = seen & in_window(rows_at, keys_at, window, self.config.causal_windows)
             context = layer.self_attn.keys_values(features, context_rope)
 
             def attend_rows(
-                q: Tensor, k: Tensor, v: Tensor, context: tuple[Tensor, Tensor] = context
+                q: Tensor,
+                k: Tensor,
+                v: Tensor,
+                context: tuple[Tensor, Tensor] = context,
+                seen: Tensor = seen,
             ) -> Tensor:
                 keys, values = (torch.cat(pair, 1) for pair in zip(context, (k, v), strict=True))
-                return attend(q, keys, values, visible)
+                return attend(q, keys, values, seen)
 
             rows = self._through(layer, rows, rope, attend_rows, size)
         return self.drafting_rows(self.norm(rows).view(num_blocks, size, -1))
@@ -99,9 +116,12 @@ class BlockDrafter(Drafter):
 
     def block_rope(self, anchor_positions: Tensor, size: int, dtype: torch.dtype) -> Rope:
         """Of the rows of blocks whose anchors stand at positions [A]: [A * size, head_dim] each."""
+        return cast(Rope, self.rotary(self.block_positions(anchor_positions, size), dtype))
+
+    def block_positions(self, anchor_positions: Tensor, size: int) -> Tensor:
+        """Of the same rows: [A * size]."""
         offsets = torch.arange(size, device=anchor_positions.device)
-        positions = (anchor_positions[:, None] + offsets).flatten()
-        return cast(Rope, self.rotary(positions, dtype))
+        return (anchor_positions[:, None] + offsets).flatten()
 
     def block_inputs(self, anchor_tokens: Tensor, before_anchor: Tensor, size: int) -> Tensor:
         """[A], [A, d] -> the first layer's input rows [A * size, d]."""

@@ -1,8 +1,9 @@
 """Drafter checkpoints: a folder of config.json, model.safetensors, calibration.json and README.md.
 
-Tensors are bf16 under the published DSpark names, plus ours: ``draft_vocab.ids`` (int64),
+Tensors are bf16 under the published DSpark names, plus ours: ``draft_vocab.ids`` (int64), ``head``,
 ``inject_proj.weight`` and ``mask_vectors``. The frozen copies of the target's embedding and head
-are left out; a checkpoint that carries them is accepted, and the target's own are used.
+are left out; a checkpoint that carries them is accepted, and the target's own are used. What others
+write is read too (`formats`).
 """
 
 import json
@@ -20,20 +21,18 @@ from dspark.core.errors import DrafterError, TargetError
 from dspark.core.types import Scaling, VerificationMode
 from dspark.modeling.drafters.config import DrafterConfig, read_json
 from dspark.modeling.drafters.families import new_drafter, tensor_shapes
+from dspark.modeling.drafters.formats import CONFIG, read_layout
+from dspark.modeling.drafters.formats.layout import DRAFT_IDS, draft_vocabulary
 from dspark.modeling.drafters.heads import head_name
 from dspark.modeling.drafters.interface import Drafter
+from dspark.modeling.drafters.tokenizers import check_same_tokens
+from dspark.modeling.drafters.weights import WEIGHTS as WEIGHTS
+from dspark.modeling.drafters.weights import open_weights
 from dspark.modeling.head import LocalHead
 from dspark.modeling.targets import target_digest
 
-CONFIG, WEIGHTS, CALIBRATION, CARD = (
-    "config.json",
-    "model.safetensors",
-    "calibration.json",
-    "README.md",
-)
-DRAFT_IDS = "draft_vocab.ids"
+CALIBRATION, CARD = "calibration.json", "README.md"
 
-_FROZEN_COPIES = {"embed_tokens.weight", "lm_head.weight"}
 _EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -102,8 +101,9 @@ def load_config(folder: Path, target_folder: Path) -> DrafterConfig:
     Raises:
         DrafterError: unreadable, unsupported, or made for another target.
     """
-    config = DrafterConfig.from_json(folder / CONFIG)
     target = read_json(target_folder / "config.json", "target config")
+    layers = target.get("num_hidden_layers", 0)
+    config = read_layout(folder, layers).config(layers)
     for what, expected, name in (
         ("hidden size", config.hidden_size, "hidden_size"),
         ("a vocabulary of", config.vocab_size, "vocab_size"),
@@ -118,6 +118,7 @@ def load_config(folder: Path, target_folder: Path) -> DrafterConfig:
             f"drafter {folder} was trained for target digest {config.target_digest[:12]}, "
             f"target {target_folder} has {actual[:12]}"
         )
+    check_same_tokens(folder, target_folder)
     return config
 
 
@@ -161,23 +162,24 @@ def read_tensors(
     Raises:
         DrafterError: the file is unreadable, lacks tensors, or has unknown or misshapen ones.
     """
-    path = folder / WEIGHTS
+    layout = read_layout(folder, config.num_target_layers)
     expected = tensor_shapes(config)
-    try:
-        with safe_open(path, framework="pt") as file:
-            held = set(file.keys())
-            if missing := sorted(set(expected) - held):
-                raise DrafterError(f"drafter {folder} lacks the tensors {', '.join(missing)}")
-            if unknown := sorted(held - set(expected) - _FROZEN_COPIES):
-                raise DrafterError(f"drafter {folder} has unknown tensors {', '.join(unknown)}")
-            for name, shape in expected.items():
-                if (actual := tuple(file.get_slice(name).get_shape())) != shape:
-                    raise DrafterError(
-                        f"drafter {folder}: tensor {name} has shape {actual}, expected {shape}"
-                    )
-            tensors = {name: file.get_tensor(name) for name in names or expected}
-    except (OSError, SafetensorError) as error:
-        raise DrafterError(f"drafter weights {path} cannot be read: {error}") from error
+    stored = {name: layout.stored(name) for name in expected}
+    with open_weights(folder) as weights:
+        if missing := sorted(set(stored.values()) - weights.names):
+            raise DrafterError(f"drafter {folder} lacks the tensors {', '.join(missing)}")
+        if unknown := sorted(weights.names - set(stored.values()) - layout.unused):
+            raise DrafterError(f"drafter {folder} has unknown tensors {', '.join(unknown)}")
+        for name, shape in expected.items():
+            if (actual := weights.shape(stored[name])) != shape:
+                raise DrafterError(
+                    f"drafter {folder}: tensor {stored[name]} has shape {actual}, expected {shape}"
+                )
+        wanted = expected if names is None else names
+        tensors = {name: weights.tensor(stored[name]) for name in wanted}
+        if DRAFT_IDS in tensors and layout.vocabulary_offsets:
+            chosen = weights.tensor("t2d") if "t2d" in weights.names else None
+            tensors[DRAFT_IDS] = draft_vocabulary(tensors[DRAFT_IDS], chosen, folder)
     return {name: t.long() if name == DRAFT_IDS else t.float() for name, t in tensors.items()}
 
 

@@ -23,13 +23,18 @@ _ARCHITECTURES = {  # of the published checkpoints, where there are any
     "eagle3": "Eagle3Model",
     "mtp1": "MTP1Model",
 }
-_OWN_SECTION = "dspark_serve"
+OWN_SECTION = "dspark_serve"
 _OWN_FIELDS = (
     "method",
     "anchor_predicts",
     "selector_top_k",
     "conv_group_size",
     "draft_vocab_size",
+    "layer_windows",
+    "causal_windows",
+    "own_head",
+    "output_multiplier",
+    "final_logit_softcapping",
     "inject_previous_feature",
     "target_digest",
 )
@@ -89,6 +94,11 @@ class DrafterConfig:
     enable_confidence_head: bool = False
     confidence_head_with_markov: bool = True
     draft_vocab_size: int = 0  # 0: the whole vocabulary; otherwise the length of draft_vocab.ids
+    layer_windows: tuple[int, ...] = ()  # how far each layer sees, 0: all it can; (): all layers
+    causal_windows: bool = False  # in a layer with a window, a row of a block sees none after it
+    own_head: bool = False  # its rows of the draft vocabulary, instead of the target's
+    output_multiplier: float = 1.0  # of the head's logits, before the sequential head
+    final_logit_softcapping: float = 0.0  # of the same, after it: c tanh(x / c); 0: none
     inject_previous_feature: bool = False  # also replaces the mask token by one vector a position
     target_digest: str = ""  # "": made for any target of this shape
 
@@ -115,9 +125,21 @@ class DrafterConfig:
             )
         if not 0 <= self.draft_vocab_size <= self.vocab_size:
             raise DrafterError("drafter config: draft_vocab_size exceeds the vocabulary")
+        if not (self.output_multiplier > 0 and self.final_logit_softcapping >= 0):
+            raise DrafterError(
+                "drafter config: output_multiplier must be positive, and final_logit_softcapping "
+                "not negative"
+            )
         self._check_method()
 
     def _check_method(self) -> None:
+        if self.layer_windows and (
+            len(self.layer_windows) != self.num_hidden_layers or min(self.layer_windows) < 0
+        ):
+            raise DrafterError(
+                f"drafter config: layer_windows {list(self.layer_windows)} must be "
+                f"{self.num_hidden_layers} numbers, none negative"
+            )
         if self.method not in METHODS:
             raise DrafterError(
                 f"drafter method {self.method!r} is unknown; supported are {', '.join(METHODS)}"
@@ -137,6 +159,10 @@ class DrafterConfig:
             raise DrafterError(f"a {self.method} drafter has no confidence head")
         if self.is_chain and self.num_hidden_layers != 1:
             raise DrafterError(f"a {self.method} drafter has one layer")
+        if self.is_chain and any(self.layer_windows):
+            raise DrafterError(
+                f"a {self.method} drafter has no window: layer_windows must be empty"
+            )
         if self.method == "mtp1" and self.block_size != 1:
             raise DrafterError("an mtp1 drafter drafts one token: block_size must be 1")
         if self.method == "dflash2" and (
@@ -157,9 +183,21 @@ class DrafterConfig:
         return self.method in ("eagle3", "mtp1")
 
     @property
+    def head_name(self) -> str:
+        """What the sequential head is called; "none" where there is none."""
+        if self.method == "dflash2":
+            return "selector"
+        return self.markov_head_type if self.markov_rank else "none"
+
+    @property
     def block_rows(self) -> int:
         """Rows of a parallel block: one for each draft, and the anchor's if it gives none."""
         return self.block_size + (not self.anchor_predicts)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Of each layer; 0 where it has none."""
+        return self.layer_windows or (0,) * self.num_hidden_layers
 
     @property
     def qk_norm(self) -> bool:
@@ -179,7 +217,7 @@ class DrafterConfig:
         """A config for a new drafter: the target's shape and the fields given here."""
         raw = read_json(target_folder / "config.json", "target config")
         return cls(
-            **_shape(raw, target_folder / "config.json"),
+            **transformer_shape(raw, target_folder / "config.json"),
             num_target_layers=raw.get("num_hidden_layers", 0),
             **drafter_fields,
         )
@@ -191,20 +229,17 @@ class DrafterConfig:
         Raises:
             DrafterError: unreadable, a field missing, or an unknown one in our own section.
         """
-        raw = read_json(path, "drafter config")
-        own = raw.get(_OWN_SECTION, {})
-        unknown = sorted(set(own) - set(_OWN_FIELDS))
-        if unknown:
-            raise DrafterError(f"{path}: unknown fields {unknown} in section {_OWN_SECTION}")
-        names = {field.name for field in fields(cls)} - {"target_layer_ids", *_OWN_FIELDS}
-        given = {name: raw[name] for name in names & set(raw)}
-        given |= {"method": _published_method(raw)} | _shape(raw, path) | own
-        if "ttt_length" in raw:  # EAGLE-3's name for how far it was trained to draft
-            given["block_size"] = raw["ttt_length"]
+        return cls.from_fields(json_fields(read_json(path, "drafter config"), path), path)
+
+    @classmethod
+    def from_fields(cls, given: Mapping[str, Any], path: Path) -> Self:
+        """Of the fields that the file ``path`` was found to give.
+
+        Raises:
+            DrafterError: one is missing, or they contradict each other.
+        """
         try:
-            return cls(**{**given, "target_layer_ids": tuple(raw["target_layer_ids"])})
-        except KeyError as error:
-            raise DrafterError(f"{path} lacks the field {error}") from error
+            return cls(**given)
         except TypeError as error:
             raise DrafterError(f"{path} is no complete drafter config: {error}") from error
 
@@ -217,7 +252,7 @@ class DrafterConfig:
         if self.method == "eagle3":
             head["ttt_length"] = self.block_size
         frozen = {"tie_word_embeddings": False, "hidden_act": "silu"}
-        return json.dumps({**head, **frozen, **values, _OWN_SECTION: own}, indent=2) + "\n"
+        return json.dumps({**head, **frozen, **values, OWN_SECTION: own}, indent=2) + "\n"
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
@@ -231,6 +266,28 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     return value
 
 
+def json_fields(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Those of a `DrafterConfig` that a config.json of ours or of DeepSpec's holds.
+
+    Raises:
+        DrafterError: the taps are missing, or a field in our own section is unknown.
+    """
+    own = raw.get(OWN_SECTION, {})
+    if unknown := sorted(set(own) - set(_OWN_FIELDS)):
+        raise DrafterError(f"{path}: unknown fields {unknown} in section {OWN_SECTION}")
+    names = {field.name for field in fields(DrafterConfig)} - {"target_layer_ids", *_OWN_FIELDS}
+    given = {name: raw[name] for name in names & set(raw)}
+    given |= {"method": _published_method(raw)} | transformer_shape(raw, path) | own
+    if "ttt_length" in raw:  # EAGLE-3's name for how far it was trained to draft
+        given["block_size"] = raw["ttt_length"]
+    if "target_layer_ids" not in raw:
+        raise DrafterError(f"{path} lacks the field 'target_layer_ids'")
+    return given | {
+        "target_layer_ids": tuple(raw["target_layer_ids"]),
+        "layer_windows": tuple(own.get("layer_windows", ())),
+    }
+
+
 def _published_method(raw: Mapping[str, Any]) -> str:
     """What a config without a section of ours describes."""
     architecture = str(next(iter(raw.get("architectures") or [""])))
@@ -239,7 +296,7 @@ def _published_method(raw: Mapping[str, Any]) -> str:
     return "dspark" if raw.get("markov_rank") else "dflash"
 
 
-def _shape(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def transformer_shape(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """The fields a drafter takes over from a transformers config of either generation."""
     for name in ("attention_bias", "mlp_bias"):
         if raw.get(name):

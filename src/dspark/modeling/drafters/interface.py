@@ -11,6 +11,7 @@ from dspark.core.errors import DrafterError
 from dspark.modeling.drafters.confidence import ConfidenceHead
 from dspark.modeling.drafters.config import DrafterConfig
 from dspark.modeling.drafters.heads import SequentialHead, head_name, sequential_head
+from dspark.modeling.head import shaped
 
 
 class OpenBlocks(Protocol):
@@ -37,7 +38,8 @@ class DraftVocabulary(nn.Module):
 class Drafter(nn.Module, ABC):
     """State dict: what was trained, under the published names, and ``draft_vocab.ids``.
 
-    The target's embedding and head are frozen, held as buffers and never saved.
+    The target's embedding and head are frozen, held as buffers and never saved; a head of the
+    drafter's own is saved as ``head``.
     """
 
     embedding: Tensor
@@ -64,7 +66,9 @@ class Drafter(nn.Module, ABC):
         self.draft_vocab = None if draft_vocab_ids is None else DraftVocabulary(draft_vocab_ids)
         self.register_buffer("embedding", embedding, persistent=False)
         rows = head if draft_vocab_ids is None else head[draft_vocab_ids]
-        self.register_buffer("head", rows, persistent=False)
+        if config.own_head:
+            rows = rows.clone()  # until its own are loaded, which must not end in the target's
+        self.register_buffer("head", rows, persistent=config.own_head)
         self.fc = nn.Linear(len(config.target_layer_ids) * d, d, bias=False)
         self.norm = nn.RMSNorm(d, eps=config.rms_norm_eps)
         self.add_module(head_name(config), sequential_head(config))
@@ -90,7 +94,12 @@ class Drafter(nn.Module, ABC):
 
     def base_logits(self, hidden: Tensor) -> Tensor:
         """hidden: [..., d] -> U: [..., draft vocabulary] fp32, before the sequential head."""
-        return nn.functional.linear(hidden.float(), self.head)
+        return self.shaped(nn.functional.linear(hidden.float(), self.head))
+
+    def shaped(self, products: Tensor) -> Tensor:
+        """U of products with the head's rows, [..., draft vocabulary] each."""
+        config = self.config
+        return shaped(products, config.output_multiplier, config.final_logit_softcapping or None)
 
     def confidence(self, hidden: Tensor, previous: Tensor) -> Tensor | None:
         """hidden: [..., d]; previous: [...] target ids of the token before each. Logits [...], or

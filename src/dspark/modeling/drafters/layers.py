@@ -33,6 +33,13 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Te
     return out.transpose(0, 1).reshape(num_queries, -1)
 
 
+def in_window(queries: Tensor, keys: Tensor, window: int, causal: bool) -> Tensor:
+    """Which keys, at positions [Nk], the rows at positions [Nq] see: [Nq, Nk] bool. ``window``
+    positions on either side of its own, that included; of those after it none, if causal."""
+    ahead = keys - queries[:, None]
+    return (ahead > -window) & (ahead < (1 if causal else window))
+
+
 class DraftAttention(nn.Module):
     """Projections of a draft layer; context rows and block rows share W_k and W_v."""
 

@@ -9,7 +9,7 @@ from dspark.modeling.drafters.block import BlockDrafter
 from dspark.modeling.drafters.context import DraftContext
 from dspark.modeling.drafters.dflash2 import DFlash2Layer, filtered
 from dspark.modeling.drafters.interface import OpenBlocks
-from dspark.modeling.drafters.layers import DraftLayer
+from dspark.modeling.drafters.layers import DraftLayer, in_window
 from dspark.modeling.drafters.served_attention import attend_context, by_head
 from dspark.modeling.fused import (
     AttendRows,
@@ -82,12 +82,25 @@ class ServedBlocks:
                 heads = queries.transpose(0, 1), *by_head(keys_values)
                 parts = (torch.split(each, size, 1) for each in heads)
                 blocks = zip(contexts, *parts, strict=True)
-                return torch.cat(
-                    [attend_context(q, *c.write(index, k, v)) for c, q, k, v in blocks]
-                )
+                mixed = []
+                for context, q, k, v in blocks:
+                    keys, values = context.write(index, k, v)
+                    seen = self._seen(index, context.length)
+                    mixed.append(attend_context(q, keys, values, seen))
+                return torch.cat(mixed)
 
             rows = layer(rows, rope, attend_rows)
         return self._model.drafting_rows(self._norm(rows.float()).view(len(contexts), size, -1))
+
+    def _seen(self, layer: int, length: int) -> Tensor | None:
+        """[size, length + size] bool: what the rows of a block after so many positions see in a
+        layer; None, where that is everything."""
+        config, size = self._model.config, self._size
+        window = config.windows[layer]
+        if not window or (length + size <= window and not config.causal_windows):
+            return None
+        keys = torch.arange(length + size)
+        return in_window(keys[length:], keys, window, config.causal_windows)
 
 
 class _Opened:

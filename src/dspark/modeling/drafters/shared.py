@@ -15,13 +15,9 @@ from torch import Tensor, nn
 
 from dspark.core.errors import DrafterError
 from dspark.core.types import SamplingParams
-from dspark.modeling.drafters.checkpoint import (
-    DRAFT_IDS,
-    load_config,
-    read_tensors,
-    shared_tensors,
-)
+from dspark.modeling.drafters.checkpoint import load_config, read_tensors, shared_tensors
 from dspark.modeling.drafters.config import DrafterConfig
+from dspark.modeling.drafters.formats.layout import DRAFT_IDS, OWN_HEAD
 from dspark.modeling.drafters.heads import SequentialHead, head_name, sequential_head
 from dspark.modeling.drafters.interface import Drafter
 from dspark.modeling.head import LocalHead
@@ -63,7 +59,12 @@ class SharedDraftParts(nn.Module):
         self.load_state_dict(own, assign=True)
         # Logits keep fp32 inputs and sums in every precision; so does the small fusion.
         head_precision: Precision = "fp32" if precision == "fp32" else "fp16w"
-        self._head = LocalHead(head_rows, head_precision)
+        self._head = LocalHead(
+            head_rows,
+            head_precision,
+            config.output_multiplier,
+            config.final_logit_softcapping or None,
+        )
         self.digest = self._compute_digest(tensors, head_precision)
         apply_precision(self, head_precision)
 
@@ -158,6 +159,9 @@ def load_shared(
         DrafterError: the checkpoint is unreadable or does not fit the target.
     """
     config = load_config(folder, target_folder)
+    if config.own_head:
+        tensors = read_tensors(folder, config, (*shared_tensors(config), OWN_HEAD))
+        return SharedDraftParts(config, tensors, tensors[OWN_HEAD], precision)
     tensors = read_tensors(folder, config, shared_tensors(config))
     head = LocalHead.from_folder(target_folder, "fp32").weight
     rows = head[tensors[DRAFT_IDS]] if DRAFT_IDS in tensors else head

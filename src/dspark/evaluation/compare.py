@@ -1,0 +1,186 @@
+"""`dspark evaluate compare`: drafters for one target against each other, on the same answers.
+
+The target answers every prompt greedily and once more at temperature 1; each drafter drafts along,
+exactly the rounds that decoding would meet (`dspark.training.calibrate` says how sampled answers
+are judged). Intervals are over answers, not over rounds: rounds of one answer are alike.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+from dspark.core.reliability import by_position
+from dspark.core.statistics import prefix_survival, ratio_interval
+from dspark.core.types import (
+    DraftBatch,
+    DraftRow,
+    SamplingParams,
+    Scaling,
+    SequenceKey,
+    VerificationMode,
+)
+from dspark.data import Prompt
+from dspark.evaluation.answers import answers
+from dspark.modeling.draft_worker import DraftWorker
+from dspark.modeling.drafters.checkpoint import load_calibration, load_drafter
+from dspark.modeling.drafters.interface import Drafter
+from dspark.modeling.drafters.shared import SharedDraftParts
+from dspark.modeling.linear import resolve_precision
+from dspark.modeling.targets import Progress, resolve_target, silent
+from dspark.training.calibrate import Judged, judge
+from dspark.training.shards import CachedSequence
+
+TEMPERATURES = {VerificationMode.GREEDY: 0.0, VerificationMode.REJECTION: 1.0}
+BATCHES = (1, 4, 16)
+
+_CONTEXT = 256  # tokens of each sequence that draft latency is measured at
+_NEW_TOKENS = 3  # that a sequence brings to each of those drafts
+_REPEATS = 30
+_ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How far drafts got, in the answers of one domain."""
+
+    rounds: int
+    accepted_length: float  # the target's own token included
+    low: float  # of its 95 % interval
+    high: float
+    conditional: tuple[float, ...]  # acceptance at position k, given that all before it were
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One drafter."""
+
+    name: str
+    method: str
+    head: str  # the sequential one
+    block_size: int
+    layers: int
+    parameters: int  # trained ones
+    lengths: dict[VerificationMode, dict[str, Lengths]]  # by domain
+    ece: dict[VerificationMode, tuple[float, ...]]  # of survival, calibrated, by position
+    draft_ms: dict[int, float]  # by number of sequences in the batch
+
+
+def measure(
+    target: str,
+    drafters: Sequence[Path],
+    prompts: Sequence[Prompt],
+    responses: Path,
+    *,
+    batches: Sequence[int] = BATCHES,
+    max_tokens: int = 128,
+    progress: Progress = silent,
+) -> list[Compared]:
+    """`responses` is where the target's answers are kept, and found again.
+
+    Raises:
+        TargetError, DrafterError: a model cannot be loaded.
+        PromptError: the folder of answers cannot be read.
+    """
+    compared = []
+    for drafter in drafters:
+        lengths, ece = {}, {}
+        for mode, temperature in TEMPERATURES.items():
+            model, made = answers(
+                target,
+                drafter,
+                prompts,
+                responses,
+                temperatures=(temperature,),
+                max_tokens=max_tokens,
+                progress=progress,
+            )
+            by_domain = _judged(model, made, mode)
+            lengths[mode] = {domain: _lengths(parts) for domain, parts in by_domain.items()}
+            scaling = load_calibration(drafter, model.config).get(mode.value)
+            ece[mode] = _ece(Judged.joined(by_domain[_ALL]), scaling)
+        config = model.config
+        compared.append(
+            Compared(
+                name=drafter.name,
+                method=config.method,
+                head=config.head_name,
+                block_size=config.block_size,
+                layers=config.num_hidden_layers,
+                parameters=sum(parameter.numel() for parameter in model.parameters()),
+                lengths=lengths,
+                ece=ece,
+                draft_ms=draft_milliseconds(load_drafter(drafter, resolve_target(target)), batches),
+            )
+        )
+        progress(f"{drafter.name}: {lengths[VerificationMode.GREEDY][_ALL].accepted_length:.2f}")
+    return compared
+
+
+def draft_milliseconds(model: Drafter, batches: Sequence[int]) -> dict[int, float]:
+    """Median milliseconds of a greedy draft of whole blocks, by number of sequences."""
+    worker = DraftWorker(
+        model,
+        name="timed",
+        incarnation=1,
+        target_digest="",
+        precision=resolve_precision("auto"),
+    )
+    config = model.config
+    rng = np.random.default_rng(0)
+
+    def row(number: int, base: int, count: int) -> DraftRow:
+        features = torch.randn(base + count - max(base, 1), config.hidden_size)
+        packed = features.to(SharedDraftParts.wire_dtype).view(torch.int16).numpy().tobytes()
+        tokens = rng.integers(config.vocab_size, size=count).tolist()
+        greedy = SamplingParams(temperature=0.0)
+        return DraftRow(SequenceKey(1, number), base, tokens, packed, config.block_size, greedy)
+
+    found = {}
+    for batch in batches:
+        worker.draft(DraftBatch(0, tuple(row(number, 0, _CONTEXT) for number in range(batch))))
+        times = []
+        for repeat in range(_REPEATS):
+            base = _CONTEXT + repeat * _NEW_TOKENS
+            rows = tuple(row(number, base, _NEW_TOKENS) for number in range(batch))
+            started = time.perf_counter()
+            worker.draft(DraftBatch(repeat + 1, rows))
+            times.append(time.perf_counter() - started)
+        found[batch] = 1e3 * median(times)
+    return found
+
+
+def _judged(
+    model: Drafter, made: Sequence[CachedSequence], mode: VerificationMode
+) -> dict[str, list[Judged]]:
+    """What came of the drafts along each answer, by domain and for all."""
+    domains: dict[str, list[CachedSequence]] = {}
+    for answer in made:
+        domains.setdefault(answer.info.domain, []).append(answer)
+    parts = {domain: judge(model, own)[mode] for domain, own in sorted(domains.items())}
+    return {**parts, _ALL: [part for own in parts.values() for part in own]}
+
+
+def _lengths(parts: Sequence[Judged]) -> Lengths:
+    committed = np.array([part.committed.sum() for part in parts])
+    rounds = np.array([len(part.committed) for part in parts])
+    low, high = ratio_interval(committed, rounds, np.random.default_rng(0))
+    joined = Judged.joined(parts)
+    block_size = joined.confidence_logits.shape[1]
+    survival = np.append(1.0, prefix_survival(joined.accepted, joined.judged, block_size))
+    return Lengths(
+        rounds=int(rounds.sum()),
+        accepted_length=float(committed.sum() / rounds.sum()),
+        low=low,
+        high=high,
+        conditional=tuple((survival[1:] / np.maximum(survival[:-1], 1e-9)).tolist()),
+    )
+
+
+def _ece(judged: Judged, scaling: Scaling | None) -> tuple[float, ...]:
+    survival = judged.survival(scaling or Scaling.none(judged.confidence_logits.shape[1]))
+    return tuple(scores.ece for scores in by_position(survival, judged.accepted, judged.judged))
