@@ -19,7 +19,6 @@ from dspark.modeling.drafters.layers import (
     Attend,
     DraftLayer,
     Rope,
-    RotaryEmbedding,
     attend,
     in_window,
 )
@@ -28,14 +27,7 @@ from dspark.modeling.drafters.layers import (
 class BlockDrafter(Drafter):
     layer_class: type[DraftLayer] = DraftLayer
 
-    def __init__(
-        self,
-        config: DrafterConfig,
-        embedding: Tensor,
-        head: Tensor,
-        draft_vocab_ids: Tensor | None = None,
-    ) -> None:
-        super().__init__(config, embedding, head, draft_vocab_ids)
+    def add_layers(self, config: DrafterConfig) -> None:
         d = config.hidden_size
         self.hidden_norm = nn.RMSNorm(d, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(
@@ -46,8 +38,6 @@ class BlockDrafter(Drafter):
             self.inject_proj = nn.Linear(d, d, bias=False)
             masks = torch.empty(config.block_rows - 1, d).normal_(std=0.02)
             self.mask_vectors = nn.Parameter(masks)
-        self.rotary = RotaryEmbedding(config)
-        self.reset_weights()
 
     def fuse(self, taps: Tensor) -> Tensor:
         return cast(Tensor, self.hidden_norm(super().fuse(taps)))

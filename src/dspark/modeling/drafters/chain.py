@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dspark.modeling.drafters.config import DrafterConfig
 from dspark.modeling.drafters.interface import Drafter, OpenBlocks
-from dspark.modeling.drafters.layers import Attend, DraftLayer, Rope, RotaryEmbedding, attend
+from dspark.modeling.drafters.layers import Attend, DraftLayer, Rope, attend
 
 
 class ChainLayer(DraftLayer):
@@ -38,17 +38,8 @@ class ChainLayer(DraftLayer):
 class ChainDrafter(Drafter):
     layer_class: type[ChainLayer]
 
-    def __init__(
-        self,
-        config: DrafterConfig,
-        embedding: Tensor,
-        head: Tensor,
-        draft_vocab_ids: Tensor | None = None,
-    ) -> None:
-        super().__init__(config, embedding, head, draft_vocab_ids)
+    def add_layers(self, config: DrafterConfig) -> None:
         self.layers = nn.ModuleList([self.layer_class(config)])
-        self.rotary = RotaryEmbedding(config)
-        self.reset_weights()
 
     @property
     def layer(self) -> ChainLayer:

@@ -11,6 +11,7 @@ from dspark.core.errors import DrafterError
 from dspark.modeling.drafters.confidence import ConfidenceHead
 from dspark.modeling.drafters.config import DrafterConfig
 from dspark.modeling.drafters.heads import SequentialHead, head_name, sequential_head
+from dspark.modeling.drafters.layers import RotaryEmbedding
 from dspark.modeling.head import shaped
 
 
@@ -75,6 +76,13 @@ class Drafter(nn.Module, ABC):
         self.confidence_head: ConfidenceHead | None = None
         if config.enable_confidence_head:
             self.confidence_head = ConfidenceHead(config.confidence_features)
+        self.add_layers(config)
+        self.rotary = RotaryEmbedding(config)
+        self.reset_weights()
+
+    @abstractmethod
+    def add_layers(self, config: DrafterConfig) -> None:
+        """Make what lies between the features and ``norm``."""
 
     @property
     def sequential_head(self) -> SequentialHead:
