@@ -40,7 +40,7 @@ class TeacherForcing:
 
     def __init__(self, model: Drafter, weights: LossWeights, loss_decay: float) -> None:
         self.model = model
-        self._head = FrozenHead(model.head, resolve_precision("auto"))
+        self._head = FrozenHead(model.target_head, resolve_precision("auto"))
         self._columns = torch.from_numpy(column_of(model))
         self._weights = weights
         self._row_weights = position_weights(model.config.block_size, loss_decay)
@@ -86,7 +86,7 @@ class TeacherForcing:
         acceptance, largest = [], []
         for start in range(0, len(draft.hidden), CHUNK_ROWS):
             part = slice(start, start + CHUNK_ROWS)
-            base = self._head.logits(draft.hidden[part])
+            base = self.model.base_logits(draft.hidden[part])
             q = self.model.sequential_head.combine(base, draft.vectors[part]).softmax(-1)
             p = self._head.logits(target.hidden[part])
             p = p.sub_(target.log_normalizer[part, None]).exp_()

@@ -64,10 +64,11 @@ def first_model(config: FitConfig, target_folder: Path, cache: ResponseCache) ->
                 f"the drafter {config.start_from} has {name} {found}, the run {value}; start from "
                 "another one, or give the run the same shape"
             )
-    if model.config.output_multiplier != 1.0 or model.config.final_logit_softcapping:
+    own = model.config
+    if own.own_head or own.output_multiplier != 1.0 or own.final_logit_softcapping:
         raise ConfigError(
-            f"the drafter {config.start_from} has an output multiplier or a soft-cap, which the "
-            "losses do not know; start from another one"
+            f"the drafter {config.start_from} has a head of its own, an output multiplier or a "
+            "soft-cap, which the losses do not know; start from another one"
         )
     return model
 

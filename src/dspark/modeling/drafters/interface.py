@@ -44,7 +44,8 @@ class Drafter(nn.Module, ABC):
     """
 
     embedding: Tensor
-    head: Tensor
+    head: Tensor  # that drafts are made with
+    target_head: Tensor  # the target's, of the same tokens
 
     def __init__(
         self,
@@ -67,6 +68,7 @@ class Drafter(nn.Module, ABC):
         self.draft_vocab = None if draft_vocab_ids is None else DraftVocabulary(draft_vocab_ids)
         self.register_buffer("embedding", embedding, persistent=False)
         rows = head if draft_vocab_ids is None else head[draft_vocab_ids]
+        self.register_buffer("target_head", rows, persistent=False)
         if config.own_head:
             rows = rows.clone()  # until its own are loaded, which must not end in the target's
         self.register_buffer("head", rows, persistent=config.own_head)
