@@ -2,10 +2,11 @@
 
 import json
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -23,6 +24,9 @@ from dspark.cli.measuring import (
     progress,
 )
 from dspark.ops.settings import load_settings
+
+if TYPE_CHECKING:
+    from dspark.evaluation.compare import Compared
 
 evaluate = typer.Typer(help="Measure what comes out.", no_args_is_help=True)
 
@@ -313,7 +317,7 @@ def evaluate_compare(
     """Drafters for one target against each other: how far they get, how long they take."""
     import torch
 
-    from dspark.evaluation.compare import BATCHES, measure
+    from dspark.evaluation.compare import measure
     from dspark.modeling.drafters.checkpoint import resolve_drafter
 
     torch.set_num_threads(threads)
@@ -326,33 +330,8 @@ def evaluate_compare(
             max_tokens=max_tokens,
             progress=progress.print,
         )
-    table = Table(
-        "drafter", "method", "head", "layers", "block", "M weights", "mode", "domain", "rounds",
-        "accepted length (95 %)", "acceptance by position", "ECE by position", "draft ms at "
-        + " / ".join(map(str, BATCHES)),
-        title="accepted length with the target's own token; intervals over answers",
-    )  # fmt: skip
-    for own in result:
-        first = [
-            own.name, own.method, own.head, str(own.layers), str(own.block_size),
-            f"{own.parameters / 1e6:.1f}",
-        ]  # fmt: skip
-        latency = " / ".join(f"{ms:.1f}" for ms in own.draft_ms.values())
-        for mode, domains in own.lengths.items():
-            for domain, lengths in domains.items():
-                is_all = domain == "all"
-                table.add_row(
-                    *first,
-                    mode,
-                    domain,
-                    str(lengths.rounds),
-                    f"{lengths.accepted_length:.2f} ({lengths.low:.2f}-{lengths.high:.2f})",
-                    " ".join(f"{share:.2f}" for share in lengths.conditional),
-                    " ".join(f"{ece:.1%}" for ece in own.ece[mode]) if is_all else "",
-                    latency if is_all else "",
-                )
-                first = [""] * len(first)
-    Console().print(table)
+    for table in _comparison(result):
+        Console().print(table)
     if out is not None:
         out.write_text(json.dumps([asdict(own) for own in result], indent=2) + "\n")
     if pictures is not None:
@@ -361,3 +340,47 @@ def evaluate_compare(
         with one_line_errors():
             for file in draw_comparison(result, pictures):
                 progress.print(f"wrote {file}", soft_wrap=True)
+
+
+def _comparison(result: "Sequence[Compared]") -> list[Table]:
+    """What the drafters are, how far they got, and where they failed."""
+    made = Table(
+        "drafter", "method", "head", "layers", "drafts", "M weights",
+        title="drafters, and the time of a draft for so many sequences",
+    )  # fmt: skip
+    for batch in result[0].draft_ms:
+        made.add_column(f"ms at {batch}")
+    domains = list(next(iter(result[0].lengths.values())))
+    lengths = Table(
+        "drafter", "mode", *domains, title="accepted length, the target's own token included (95 %)"
+    )
+    positions = Table(
+        "drafter",
+        "mode",
+        "acceptance",
+        "ECE",
+        title="by position, given all before it; all domains",
+    )
+    for own in result:
+        made.add_row(
+            own.name,
+            own.method,
+            own.head,
+            str(own.layers),
+            str(own.block_size),
+            f"{own.parameters / 1e6:.1f}",
+            *(f"{ms:.1f}" for ms in own.draft_ms.values()),
+        )
+        for mode, by_domain in own.lengths.items():
+            figures = (
+                f"{own.accepted_length:.2f} ({own.low:.2f}-{own.high:.2f})"
+                for own in by_domain.values()
+            )
+            lengths.add_row(own.name, mode, *figures)
+            positions.add_row(
+                own.name,
+                mode,
+                " ".join(f"{share:.2f}" for share in by_domain["all"].conditional),
+                " ".join(f"{ece:.1%}" for ece in own.ece[mode]),
+            )
+    return [made, lengths, positions]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from dspark.core.reliability import by_position
-from dspark.core.statistics import prefix_survival, ratio_interval
+from dspark.core.statistics import ratio_interval
 from dspark.core.types import (
     DraftBatch,
     DraftRow,
@@ -170,15 +170,22 @@ def _lengths(parts: Sequence[Judged]) -> Lengths:
     rounds = np.array([len(part.committed) for part in parts])
     low, high = ratio_interval(committed, rounds, np.random.default_rng(0))
     joined = Judged.joined(parts)
-    block_size = joined.confidence_logits.shape[1]
-    survival = np.append(1.0, prefix_survival(joined.accepted, joined.judged, block_size))
     return Lengths(
         rounds=int(rounds.sum()),
         accepted_length=float(committed.sum() / rounds.sum()),
         low=low,
         high=high,
-        conditional=tuple((survival[1:] / np.maximum(survival[:-1], 1e-9)).tolist()),
+        conditional=_conditional(joined),
     )
+
+
+def _conditional(judged: Judged) -> tuple[float, ...]:
+    """By position, among the rounds with a verdict on it; nan where none got so far."""
+    shares = []
+    for k in range(judged.confidence_logits.shape[1]):
+        kept = judged.accepted[(judged.judged > k) & (judged.accepted >= k)] > k
+        shares.append(float(kept.mean()) if len(kept) else float("nan"))
+    return tuple(shares)
 
 
 def _ece(judged: Judged, scaling: Scaling | None) -> tuple[float, ...]:
