@@ -373,7 +373,7 @@ def _comparison(result: "Sequence[Compared]") -> list[Table]:
         )
         for mode, by_domain in own.lengths.items():
             figures = (
-                f"{own.accepted_length:.2f} ({own.low:.2f}-{own.high:.2f})"
+                f"{own.accepted_length:.2f} ±{(own.high - own.low) / 2:.2f}"
                 for own in by_domain.values()
             )
             lengths.add_row(own.name, mode, *figures)

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import transformers
+
 from dspark.data import Prompt
 from dspark.modeling.drafters.checkpoint import load_drafter
 from dspark.modeling.drafters.interface import Drafter
@@ -29,6 +31,7 @@ def answers(
         TargetError, DrafterError: a model cannot be loaded.
         PromptError: the folder cannot be read.
     """
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     target_folder = resolve_target(target, progress=progress)
     model = load_drafter(drafter, target_folder).eval()
     options = RegenerateOptions(
