@@ -192,8 +192,16 @@ def start_bigrams(model: Drafter, sequences: Iterable[Response], seed: int) -> N
     The entry of an observed pair (a, b) with count n is ``n / (n + 3) * log(n N / (n_a n_b))``;
     unobserved pairs are 0, so that the table is sparse. sequences: (ids, loss mask); b is on the
     mask and in the draft vocabulary.
+
+    Raises:
+        ConfigError: the rank exceeds the table's.
     """
     config = model.config
+    if config.markov_rank > config.num_draft_logits:
+        raise ConfigError(
+            f"markov_rank {config.markov_rank} exceeds the draft vocabulary of "
+            f"{config.num_draft_logits}: lower it"
+        )
     columns = column_of(model)
     previous, following = [], []
     for ids, mask in sequences:

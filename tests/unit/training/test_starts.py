@@ -5,6 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from dspark.core.errors import ConfigError
 from dspark.modeling.drafters.config import DrafterConfig
 from dspark.training import starts
 from tests.support.tiny import tiny_target
@@ -72,6 +73,11 @@ def test_draft_vocabulary_takes_the_most_frequent_and_what_it_must() -> None:
 def test_token_counts_are_those_on_the_mask() -> None:
     pairs = [(np.array([1, 1, 2]), np.array([False, True, True]))]
     assert starts.token_counts(pairs, 4).tolist() == [0, 1, 1, 0]
+
+
+def test_a_rank_above_the_tables_is_refused(target: Path) -> None:
+    with pytest.raises(ConfigError, match="markov_rank 8 exceeds the draft vocabulary of 5"):
+        starts.start_bigrams(drafter(target, rank=8, ids=[1, 2, 3, 4, 5]), [], seed=0)
 
 
 def test_bigram_start_is_the_shrunk_pmi_table(target: Path) -> None:
