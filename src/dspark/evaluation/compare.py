@@ -27,11 +27,11 @@ from dspark.core.types import (
 from dspark.data import Prompt
 from dspark.evaluation.answers import answers
 from dspark.modeling.draft_worker import DraftWorker
-from dspark.modeling.drafters.checkpoint import load_calibration, load_drafter
+from dspark.modeling.drafters.checkpoint import load_calibration
 from dspark.modeling.drafters.interface import Drafter
 from dspark.modeling.drafters.shared import SharedDraftParts
 from dspark.modeling.linear import resolve_precision
-from dspark.modeling.targets import Progress, resolve_target, silent
+from dspark.modeling.targets import Progress, silent
 from dspark.training.calibrate import Judged, judge
 from dspark.training.shards import CachedSequence
 
@@ -114,7 +114,7 @@ def measure(
                 parameters=sum(parameter.numel() for parameter in model.parameters()),
                 lengths=lengths,
                 ece=ece,
-                draft_ms=draft_milliseconds(load_drafter(drafter, resolve_target(target)), batches),
+                draft_ms=draft_milliseconds(model, batches),
             )
         )
         progress(f"{drafter.name}: {lengths[VerificationMode.GREEDY][_ALL].accepted_length:.2f}")
@@ -122,7 +122,8 @@ def measure(
 
 
 def draft_milliseconds(model: Drafter, batches: Sequence[int]) -> dict[int, float]:
-    """Median milliseconds of a greedy draft of whole blocks, by number of sequences."""
+    """Median milliseconds of a greedy draft of whole blocks, by number of sequences. The drafter is
+    taken over: its layers change to the precision's dtype."""
     worker = DraftWorker(
         model,
         name="timed",

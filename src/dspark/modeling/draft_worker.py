@@ -198,7 +198,8 @@ class DraftWorker:
                 columns[sampled] = drawn = draw(weights, np.array(uniforms))
                 q[sampled, k] = weights.numpy()[np.arange(len(sampled)), drawn]
                 cuts[sampled, k] = cut.numpy()
-                sure[sampled, k] = certainty(weights.amax(-1))
+                if self._has_no_confidence:
+                    sure[sampled, k] = certainty(weights.amax(-1))
             previous = tokens[:, k] = self._shared.target_ids(torch.from_numpy(columns))
         return _Walked(torch.stack(hidden, 1), tokens, sure, q, cuts)
 
