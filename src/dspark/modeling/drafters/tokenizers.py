@@ -14,9 +14,10 @@ def check_same_tokens(folder: Path, target_folder: Path) -> None:
     Raises:
         DrafterError: a token has two numbers.
     """
-    theirs, ours = _numbers(folder / _FILE), _numbers(target_folder / _FILE)
-    if not theirs or not ours:
+    theirs = _numbers(folder / _FILE)
+    if not theirs:  # as a rule; the target's own takes a while to read
         return
+    ours = _numbers(target_folder / _FILE)
     both = theirs.keys() & ours.keys()
     if differing := [token for token in both if theirs[token] != ours[token]]:
         token = min(differing)
