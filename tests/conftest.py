@@ -39,3 +39,21 @@ def tiny_settings_argv(
         "--drafter-port=0",
         "--verifier-port=0",
     ]
+
+
+@pytest.fixture(scope="session")
+def toy_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny target of 40 tokens, whose answers `toy_shards` holds."""
+    from tests.support.tiny import tiny_target
+
+    return tiny_target(tmp_path_factory.mktemp("toy-target"), vocab_size=40)
+
+
+@pytest.fixture(scope="session")
+def toy_shards(toy_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards with 48 of its answers to train on, to be left as they are."""
+    from tests.support.responses import write_responses
+
+    folder = tmp_path_factory.mktemp("toy-shards")
+    write_responses(folder, toy_target, count=48)
+    return folder

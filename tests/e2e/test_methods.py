@@ -12,9 +12,7 @@ from dspark.training.config import PRESETS, FitConfig
 from dspark.training.export import export
 from dspark.training.fit import fit
 from tests.support.drafters import METHODS, TRAINED
-from tests.support.responses import write_responses
 from tests.support.system import Reference, collect, request, running_driver, until
-from tests.support.tiny import tiny_target
 from tests.support.workers import drafter_port, verifier_port
 
 pytestmark = pytest.mark.timeout(120)
@@ -24,20 +22,8 @@ LENGTH = 40
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_target(tmp_path_factory.mktemp("target"), vocab_size=40)
-
-
-@pytest.fixture(scope="module")
-def shards(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shards")
-    write_responses(folder, target, count=48)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def expected(target: Path) -> list[list[int]]:
-    reference = Reference(target)
+def expected(toy_target: Path) -> list[list[int]]:
+    reference = Reference(toy_target)
     return [reference.tokens(prompt, LENGTH) for prompt in PROMPTS]
 
 
@@ -63,10 +49,10 @@ def trained(kind: str, target: Path, shards: Path, folder: Path) -> Path:
 
 @pytest.mark.parametrize("kind", TRAINED)
 async def test_answers_stay_plain(
-    kind: str, target: Path, shards: Path, expected: list[list[int]], tmp_path: Path
+    kind: str, toy_target: Path, toy_shards: Path, expected: list[list[int]], tmp_path: Path
 ) -> None:
-    drafter = trained(kind, target, shards, tmp_path)
-    flags = {"target": target, "drafter": drafter, "precision": "fp32", "threads": 1}
+    drafter = trained(kind, toy_target, toy_shards, tmp_path)
+    flags = {"target": toy_target, "drafter": drafter, "precision": "fp32", "threads": 1}
     settings = load_settings([f"--{name}={value}" for name, value in flags.items()], {})
     planners: list[Planner] = [FixedPlanner(4), CapacityPlanner()]
     for planner in planners:

@@ -23,13 +23,6 @@ from dspark.training.run_log import read_log
 from dspark.training.shards import ResponseCache
 from dspark.training.starts import new_model
 from dspark.training.state import STATE
-from tests.support.responses import write_responses
-from tests.support.tiny import tiny_target
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_target(tmp_path_factory.mktemp("target"), vocab_size=40)
 
 
 def config_of(method: str, target: Path, shards: Path) -> FitConfig:
@@ -48,13 +41,6 @@ def config_of(method: str, target: Path, shards: Path) -> FitConfig:
         "log_every": 1,
     }
     return FitConfig(**{"markov_rank": 8} | PRESETS[method] | fields)
-
-
-@pytest.fixture(scope="module")
-def shards(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shards")
-    write_responses(folder, target, count=48)
-    return folder
 
 
 def gradients(config: FitConfig, ranks: Ranks) -> dict[str, torch.Tensor]:
@@ -93,10 +79,10 @@ def start(command: list[str], processes: int, **environment: str) -> None:
 
 
 def test_two_processes_find_the_gradients_of_one(
-    target: Path, shards: Path, tmp_path: Path
+    toy_target: Path, toy_shards: Path, tmp_path: Path
 ) -> None:
     """Of every method."""
-    configs = {method: config_of(method, target, shards) for method in PRESETS}
+    configs = {method: config_of(method, toy_target, toy_shards) for method in PRESETS}
     for method, config in configs.items():
         (tmp_path / f"{method}.json").write_text(json.dumps(asdict(config)))
     start(["-m", "tests.unit.training.test_parallel", str(tmp_path)], 2)
@@ -110,8 +96,10 @@ def test_two_processes_find_the_gradients_of_one(
                 torch.testing.assert_close(together[name], expected, rtol=0, atol=1e-5 * scale)
 
 
-def test_a_run_of_two_processes_is_that_of_one(target: Path, shards: Path, tmp_path: Path) -> None:
-    config = config_of("dspark", target, shards)
+def test_a_run_of_two_processes_is_that_of_one(
+    toy_target: Path, toy_shards: Path, tmp_path: Path
+) -> None:
+    config = config_of("dspark", toy_target, toy_shards)
     assert fit(config, tmp_path / "one", Console(quiet=True))
     command = ["-m", "dspark.training.fit", "--out", str(tmp_path / "two")]
     for name in ("data", "target", "steps", "num_hidden_layers", "markov_rank", "draft_vocab_size",

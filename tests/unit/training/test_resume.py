@@ -13,8 +13,6 @@ from safetensors.torch import load_file
 from dspark.training.environment import SETTINGS
 from dspark.training.run_log import read_log
 from dspark.training.state import STATE
-from tests.support.responses import write_responses
-from tests.support.tiny import tiny_target
 
 STEPS = 40
 
@@ -35,37 +33,25 @@ def curve(run: Path) -> list[tuple[float, ...]]:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("killed_at", [1, 22])
 def test_a_killed_run_goes_on_along_the_same_curve(
-    killed_at: int, whole: Path, shards: Path, target: Path, tmp_path: Path
+    killed_at: int, whole: Path, toy_shards: Path, toy_target: Path, tmp_path: Path
 ) -> None:
-    process = start(shards, target, tmp_path)
+    process = start(toy_shards, toy_target, tmp_path)
     while len(read_log(tmp_path)) < killed_at:
         assert process.poll() is None
         time.sleep(0.001)
     process.kill()
     process.wait()
     assert len(read_log(tmp_path)) < STEPS
-    assert start(shards, target, tmp_path).wait() == 0
+    assert start(toy_shards, toy_target, tmp_path).wait() == 0
     assert curve(tmp_path) == curve(whole)
     resumed, expected = load_file(tmp_path / STATE), load_file(whole / STATE)
     assert all(torch.equal(resumed[name], tensor) for name, tensor in expected.items())
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_target(tmp_path_factory.mktemp("target"), vocab_size=40)
-
-
-@pytest.fixture(scope="module")
-def shards(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shards")
-    write_responses(folder, target, count=48)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def whole(shards: Path, target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(toy_shards: Path, toy_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run."""
     run = tmp_path_factory.mktemp("run")
-    assert start(shards, target, run).wait() == 0
+    assert start(toy_shards, toy_target, run).wait() == 0
     assert len(read_log(run)) == STEPS
     return run
