@@ -62,8 +62,8 @@ class System:
 
     async def answers(self, prompts: Sequence[Prompt] = PROMPTS) -> list[tuple[int, ...]]:
         """Streamed greedily, all at once."""
-        load = await closed_loop(self.url, prompts, concurrency=len(prompts), max_tokens=LENGTH)
-        return [answer.token_ids for answer in load.answers]
+        answers = await closed_loop(self.url, prompts, concurrency=len(prompts), max_tokens=LENGTH)
+        return [answer.token_ids for answer in answers]
 
     async def total(self, metric: str, label: str | None = None) -> float:
         """A metric of the scheduler, over all labels or of one."""

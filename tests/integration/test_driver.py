@@ -291,6 +291,29 @@ async def test_cancelling_frees_the_sequence_everywhere(
         assert driver.status.running == 0
 
 
+async def test_a_paused_driver_takes_no_step_and_forgets_nothing(
+    verifier: Losable, drafter: Losable, expected: list[list[int]]
+) -> None:
+    async with running_driver(verifier, drafter) as (driver, recorder):
+        early = [driver.submit(request(prompt, LENGTH)) for prompt in PROMPTS[:4]]
+        answers = [asyncio.create_task(collect(stream)) for stream in early]
+        await until(lambda: recorder.proposed > 20)
+        await driver.pause()
+        steps, calls = len(recorder.steps), verifier.calls
+        answers += [
+            asyncio.create_task(collect(driver.submit(request(prompt, LENGTH))))
+            for prompt in PROMPTS[4:]
+        ]
+        await asyncio.sleep(0.2)
+        await driver.pause()  # once more is no mistake
+        assert driver.status.paused
+        assert (len(recorder.steps), verifier.calls) == (steps, calls)
+        assert not any(answer.done() for answer in answers)
+        driver.resume()
+        assert await asyncio.gather(*answers) == expected
+        assert not driver.status.paused
+
+
 async def test_a_full_queue_refuses(verifier: Losable, drafter: Losable) -> None:
     one = Limits(max_running=1)
     async with running_driver(verifier, drafter, limits=one, max_waiting=2) as (driver, _):

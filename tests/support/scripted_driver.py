@@ -26,7 +26,9 @@ class ScriptedDriver:
 
     @property
     def status(self) -> DriverStatus:
-        return DriverStatus(True, None, 0, len(self.streams), GateStatus(GateState.OFF, "none"))
+        return DriverStatus(
+            True, None, 0, len(self.streams), False, GateStatus(GateState.OFF, "none")
+        )
 
     def submit(self, request: Request) -> EventStream:
         if len(self.streams) == self.room:

@@ -52,6 +52,7 @@ class DriverStatus:
     drafter_ready: bool | None  # None: configured to run without
     waiting: int
     running: int
+    paused: bool
     gate: GateStatus
 
 
@@ -90,6 +91,8 @@ class Driver:
         self._streams = StreamTable()
         self._wake = asyncio.Event()
         self._turn = asyncio.Lock()  # held by a step, or by what must not run beside one
+        self._resumed = asyncio.Event()
+        self._resumed.set()
         self._verifier_ready = True
         self._accounting: asyncio.Task[None] | None = None  # of the step committed last
         self._link: DrafterLink | None = None
@@ -128,6 +131,17 @@ class Driver:
         self._engine.cancel(key)
         self._wake.set()
 
+    async def pause(self) -> None:
+        """Begin no step until `resume`; returns when the one in flight is committed and counted.
+        Requests are queued meanwhile."""
+        self._resumed.clear()
+        async with self._turn:
+            await self._settle()
+
+    def resume(self) -> None:
+        """Step again after `pause`."""
+        self._resumed.set()
+
     @property
     def target(self) -> TargetInfo:
         """What the verifier said of itself when it was met last."""
@@ -150,6 +164,7 @@ class Driver:
             drafter_ready=None if self._link is None else self._link.ready,
             waiting=self._engine.num_waiting,
             running=self._engine.num_running,
+            paused=not self._resumed.is_set(),
             gate=self._engine.gate,
         )
 
@@ -161,6 +176,7 @@ class Driver:
             self._link.open()
         try:
             while True:
+                await self._resumed.wait()
                 async with self._turn:
                     clock = Stopwatch()
                     start = self._engine.begin()

@@ -82,7 +82,7 @@ async def _answers(
 ) -> Sequence[Answer]:
     churn = asyncio.create_task(_churn(url, prompts)) if churning else None
     try:
-        load = await closed_loop(
+        return await closed_loop(
             url, prompts, concurrency=concurrency, max_tokens=max_tokens, temperature=0.0
         )
     finally:
@@ -90,7 +90,6 @@ async def _answers(
             churn.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await churn
-    return load.answers
 
 
 async def _churn(url: str, prompts: Sequence[Prompt]) -> None:

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dspark.bench.rounds import neighbours, paired_ratio
 from dspark.bench.serving import REFERENCE, Summary, is_static
-from dspark.core.statistics import bootstrap_interval
-
-_ROUNDS_FOR_AN_INTERVAL = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +37,19 @@ class Interactive:
 
 @dataclass(frozen=True, slots=True)
 class Rivalry:
-    """A planner against the best static setting of the same load, round by round.
+    """A planner against the best static setting of the same load.
 
-    The rival of a round is the setting that was fastest in all the *others*: the fastest over all
-    of them, picked afterwards, owes a part of its lead to luck. A setting that was dropped on the
-    way is nobody's rival.
+    The rival in a group of neighbouring rounds is the setting that was fastest in all the *others*:
+    the fastest over all of them, picked afterwards, owes a part of its lead to luck. A setting that
+    was dropped on the way is nobody's rival.
     """
 
     transport: str
     concurrency: int
     planner: str
-    rival: str  # of most rounds
-    ratio: float  # mean over rounds of throughput / the rival's in the same round
-    low: float | None  # lower end of the 95 % interval of that mean; None: too few rounds for one
+    rival: str  # of most groups
+    ratio: float  # of throughput to the rival's in the same rounds
+    low: float | None  # lower end of its 95 % interval; None: too few rounds for one
 
 
 def matched(rows: Sequence[Summary]) -> list[Match]:
@@ -114,33 +112,25 @@ def rivalries(rows: Sequence[Summary]) -> list[Rivalry]:
         static = [r for r in peers if is_static(r.planner) and len(r.rounds) == len(row.rounds)]
         if is_static(row.planner) or not static:
             continue
-        rivals = [_fastest_but_in(number, static) for number in range(len(row.rounds))]
-        ratios = [
-            own / rival.rounds[number]
-            for number, (own, rival) in enumerate(zip(row.rounds, rivals, strict=True))
+        groups = neighbours(len(row.rounds))
+        rivals = [_fastest_but_in(group, static) for group in groups]
+        rates = [
+            rival.rounds[number]
+            for group, rival in zip(groups, rivals, strict=True)
+            for number in group
         ]
-        low = None
-        if len(ratios) >= _ROUNDS_FOR_AN_INTERVAL:
-            low, _ = bootstrap_interval(ratios, np.random.default_rng(0))
-        found.append(
-            Rivalry(
-                row.transport,
-                row.concurrency,
-                row.planner,
-                Counter(rival.planner for rival in rivals).most_common(1)[0][0],
-                ratio=float(np.mean(ratios)),
-                low=low,
-            )
-        )
+        ratio, low = paired_ratio(row.rounds, rates)
+        usual, _ = Counter(rival.planner for rival in rivals).most_common(1)[0]
+        found.append(Rivalry(row.transport, row.concurrency, row.planner, usual, ratio, low))
     return found
 
 
-def _fastest_but_in(number: int, rows: Sequence[Summary]) -> Summary:
-    """The row that was fastest in all rounds but this one; in this one, if there is no other."""
+def _fastest_but_in(group: Sequence[int], rows: Sequence[Summary]) -> Summary:
+    """The row that was fastest in all rounds but these; in these, if there are no others."""
 
     def others(row: Summary) -> float:
-        rounds = row.rounds[:number] + row.rounds[number + 1 :]
-        return sum(rounds or row.rounds)
+        rest = [rate for number, rate in enumerate(row.rounds) if number not in group]
+        return sum(rest or row.rounds)
 
     return max(rows, key=others)
 

@@ -1,9 +1,9 @@
-"""A closed loop of clients: each sends its next prompt when the last one is answered."""
+"""Closed loops of clients: each sends its next prompt when the last one is answered."""
 
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -15,7 +15,8 @@ from dspark.data import Prompt
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One finished request. Seconds are the client's; the four counts are the server's."""
+    """One finished request. Seconds are those of the client's clock; the four counts are the
+    server's."""
 
     prompt: Prompt
     token_ids: tuple[int, ...]
@@ -41,19 +42,6 @@ class Answer:
         return self.steps - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """The answers of one closed loop, in the order of the prompts, and how long it took."""
-
-    answers: tuple[Answer, ...]
-    seconds: float
-
-    @property
-    def throughput(self) -> float:
-        """Tokens a second, all clients together."""
-        return sum(answer.tokens for answer in self.answers) / self.seconds
-
-
 @asynccontextmanager
 async def api(url: str) -> AsyncIterator[tuple[httpx.AsyncClient, str]]:
     """A client of a scheduler, and the id of the model it serves."""
@@ -68,29 +56,56 @@ async def closed_loop(
     concurrency: int,
     max_tokens: int,
     temperature: float = 0.0,
-) -> Load:
-    """Send all prompts with `concurrency` clients and wait for the answers.
+) -> list[Answer]:
+    """Send all prompts with `concurrency` clients; their answers, in the order of the prompts.
 
     Raises:
         DSparkError: the server refused or broke off a request.
     """
-    waiting = list(enumerate(prompts))[::-1]
     answers: dict[int, Answer] = {}
+    await keep_asking(
+        url,
+        ((prompt, max_tokens) for prompt in prompts),
+        answers.__setitem__,
+        concurrency=min(concurrency, len(prompts)),
+        temperature=temperature,
+    )
+    return [answers[index] for index in sorted(answers)]
+
+
+async def keep_asking(
+    url: str,
+    questions: Iterable[tuple[Prompt, int]],
+    on_answer: Callable[[int, Answer], object],
+    *,
+    concurrency: int,
+    temperature: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> None:
+    """Send prompts, each with its most tokens, by `concurrency` clients until there are no more;
+    every answer is handed on with the number of its prompt. `clock` tells seconds.
+
+    Raises:
+        DSparkError: the server refused or broke off a request.
+    """
+    waiting = iter(enumerate(questions))
     async with api(url) as (client, model):
 
         async def one_client() -> None:
-            while waiting:
-                index, prompt = waiting.pop()
-                answers[index] = await _ask(client, model, prompt, max_tokens, temperature)
+            for index, (prompt, max_tokens) in waiting:
+                answer = await _ask(client, model, prompt, max_tokens, temperature, clock)
+                on_answer(index, answer)
 
-        started = time.perf_counter()
-        await asyncio.gather(*(one_client() for _ in range(min(concurrency, len(prompts)))))
-        seconds = time.perf_counter() - started
-    return Load(tuple(answers[index] for index in sorted(answers)), seconds)
+        await asyncio.gather(*(one_client() for _ in range(concurrency)))
 
 
 async def _ask(
-    client: httpx.AsyncClient, model: str, prompt: Prompt, max_tokens: int, temperature: float
+    client: httpx.AsyncClient,
+    model: str,
+    prompt: Prompt,
+    max_tokens: int,
+    temperature: float,
+    clock: Callable[[], float],
 ) -> Answer:
     body = {
         "model": model,
@@ -101,7 +116,7 @@ async def _ask(
         "stream_options": {"include_usage": True},
         "return_token_ids": True,
     }
-    started = time.perf_counter()
+    started = clock()
     first = None
     token_ids: list[int] = []
     usage = None
@@ -118,8 +133,8 @@ async def _ask(
             for choice in chunk["choices"]:
                 token_ids += choice.get("token_ids") or ()
             if token_ids and first is None:
-                first = time.perf_counter()
-    ended = time.perf_counter()
+                first = clock()
+    ended = clock()
     if usage is None or usage["completion_tokens"] != len(token_ids):
         raise DSparkError(f"{prompt.id} ended without all its tokens: {usage}, {len(token_ids)}")
     return Answer(

@@ -14,6 +14,7 @@ class StepTotals:
 
     steps: float
     step_seconds: float  # of all of them
+    tokens: float  # committed
     part_seconds: dict[str, float]  # draft, plan, verify, wire, commit
     batch_tokens: float
     proposed: float
@@ -55,6 +56,7 @@ def step_totals(before: Samples, after: Samples) -> StepTotals:
     return StepTotals(
         steps=rise("dspark_step_seconds_count"),
         step_seconds=rise("dspark_step_seconds_sum"),
+        tokens=rise("dspark_generated_tokens_total"),
         part_seconds={
             part: rise("dspark_step_part_seconds_sum", part)
             for part in ("draft", "plan", "verify", "wire", "commit")

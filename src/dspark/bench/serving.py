@@ -1,23 +1,26 @@
-"""`dspark bench serve`: planners against each other under load, in one run on the same workers.
+"""`dspark bench serve`: planners against each other under load, in one run.
 
-For every concurrency the planners take turns over the same prompts, round by round, and are
-compared pair by pair: a machine that slows down half way slows both. Another transport is measured
-in the same way afterwards, with workers of its own.
+Every planner has a system of its own, and clients who ask the same prompts in the same order. For
+every concurrency the systems take turns of a few seconds, round by round: a machine that slows down
+slows them all, and none has to be filled or drained. Another transport is measured in the same way
+afterwards.
 """
 
 import asyncio
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 
-from dspark.bench.load import Answer, Load, closed_loop
-from dspark.bench.scrape import StepTotals, scrape, step_totals
+from dspark.bench.load import Answer
+from dspark.bench.racer import Turn, racer
+from dspark.bench.rounds import paired_ratio
 from dspark.bench.system import running_system
 from dspark.core.errors import ConfigError
 from dspark.data import Prompt
@@ -27,8 +30,7 @@ BASELINE = "none"
 REFERENCE = "fixed:1"
 """One draft token, always verified: what production systems run as multi-token prediction."""
 
-FEWEST_PROMPTS = 12  # of a round: a few of each domain, however few the clients
-_ROUNDS_BEFORE_A_DROP = 2
+_ROUNDS_BEFORE_A_DROP = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,8 @@ class ServeOptions:
     transports: tuple[Transport, ...] = ("grpc",)
     concurrencies: tuple[int, ...] = (1, 16)
     planners: tuple[str, ...] = (BASELINE, "capacity")
-    rounds: int = 3
-    prompts_per_client: int = 3  # in a round
+    rounds: int = 30
+    turn_seconds: float = 2.0
     max_tokens: int = 128
     temperature: float = 0.0
     drop_below: float = 0.0
@@ -55,15 +57,19 @@ class ServeOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
-    """One planner's turn in one round."""
+class Run:
+    """One planner at one concurrency: its turns, one a round, and what was answered in them."""
 
     transport: Transport
     concurrency: int
     planner: str
-    round: int
-    load: Load
-    totals: StepTotals
+    turns: list[Turn]
+    answers: list[Answer]
+
+    @property
+    def rounds(self) -> tuple[float, ...]:
+        """Throughput of each turn."""
+        return tuple(turn.throughput for turn in self.turns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +92,8 @@ class Summary:
     throughput: float  # tokens a second, all clients
     user_rate: float  # median over requests of tokens a second after the first
     slow_user_rate: float  # nine of ten requests are at least this fast
-    ratio: float  # median over rounds of throughput / the baseline's in the same round
-    lowest_ratio: float
+    ratio: float  # of throughput to the baseline's in the same rounds
+    ratio_low: float | None  # lower end of its 95 % interval; None: too few rounds for one
     rounds: tuple[float, ...]  # throughput of each
     by_domain: dict[str, Lengths]
     verified_length: float  # 1 + admitted, mean over decoding rows
@@ -106,60 +112,64 @@ def run(
     log_file: Path,
     progress: Callable[[str], None],
 ) -> tuple[list[Summary], list[Answer]]:
-    """Measure; `prompts` are dealt out over the rounds in order, and start again if they run out.
-
-    Returns the summaries, and the baseline's answers.
+    """Measure. Returns the summaries, and the baseline's answers.
 
     Raises:
         WorkerUnavailableError: the services could not be started.
         DSparkError: a request failed.
     """
-    slices: list[Slice] = []
+    runs: dict[tuple[Transport, int, str], Run] = {}
+    for transport, planner in product(options.transports, options.planners):
+        for concurrency in options.concurrencies:
+            runs[transport, concurrency, planner] = Run(transport, concurrency, planner, [], [])
     for transport in options.transports:
-        own = settings.model_copy(update={"transport": transport})
-        slices += _measure(own, prompts, options, log_file, progress)
-    kinds = product(options.transports, options.concurrencies, options.planners)
-    plain = [a for s in slices if s.planner == BASELINE for a in s.load.answers]
-    return [_summarise(slices, *kind) for kind in kinds], plain
+        with ExitStack() as systems:
+            urls: dict[str, str] = {}
+            for planner in options.planners:
+                own = settings.model_copy(update={"transport": transport, "pausable": True})
+                urls |= systems.enter_context(running_system(own, (planner,), log_file))
+                progress(f"{transport}, {planner}: ready")
+            for concurrency in options.concurrencies:
+                peers = {planner: runs[transport, concurrency, planner] for planner in urls}
+                asyncio.run(_race(urls, peers, prompts, options, progress))
+    plain = [a for run in runs.values() if run.planner == BASELINE for a in run.answers]
+    return [
+        _summarise(run, runs[run.transport, run.concurrency, BASELINE]) for run in runs.values()
+    ], plain
 
 
-def _measure(
-    settings: Settings,
+async def _race(
+    urls: Mapping[str, str],
+    runs: Mapping[str, Run],
     prompts: Sequence[Prompt],
     options: ServeOptions,
-    log_file: Path,
     progress: Callable[[str], None],
-) -> list[Slice]:
-    slices: list[Slice] = []
-    transport = settings.transport
-    with running_system(settings, options.planners, log_file) as urls:
-        for url in urls.values():  # first touch of every buffer is not what is measured
-            _answer(url, prompts[:2], 2, replace(options, max_tokens=32))
-        # Over gRPC all schedulers share one verifier; in process each has its own.
-        verifiers = [urls[BASELINE]] if transport == "grpc" else list(urls.values())
-        dealer = _Dealer(prompts)
-        for concurrency in options.concurrencies:
-            rounds: dict[str, list[float]] = {planner: [] for planner in urls}
-            for number in range(options.rounds):
-                hand = dealer.deal(concurrency, options.prompts_per_client)
-                # Who comes second would find the prompts in the verifier's prefix cache: put them
-                # there for everybody.
-                for url in verifiers:
-                    _answer(url, hand, concurrency, replace(options, max_tokens=1))
-                turns = still_racing(rounds, options.drop_below)
-                for planner in turns[:: 1 if number % 2 == 0 else -1]:
-                    url = urls[planner]
-                    before = scrape(url)
-                    load = _answer(url, hand, concurrency, options)
-                    totals = step_totals(before, scrape(url))
-                    slices.append(Slice(transport, concurrency, planner, number, load, totals))
-                    rounds[planner].append(load.throughput)
-                    progress(
-                        f"{transport}, concurrency {concurrency}, "
-                        f"round {number + 1}/{options.rounds}, {planner}: "
-                        f"{load.throughput:.1f} tok/s"
-                    )
-    return slices
+) -> None:
+    """All planners at one concurrency; adds to their `runs`."""
+    async with AsyncExitStack() as stack:
+        racers = {
+            planner: await stack.enter_async_context(
+                racer(
+                    urls[planner],
+                    prompts,
+                    run.answers,
+                    concurrency=run.concurrency,
+                    max_tokens=options.max_tokens,
+                    temperature=options.temperature,
+                )
+            )
+            for planner, run in runs.items()
+        }
+        for number in range(options.rounds):
+            turns = still_racing({name: run.rounds for name, run in runs.items()}, options)
+            for planner in turns[:: 1 if number % 2 == 0 else -1]:
+                run = runs[planner]
+                run.turns.append(await racers[planner].turn(options.turn_seconds))
+                progress(
+                    f"{run.transport}, concurrency {run.concurrency}, "
+                    f"round {number + 1}/{options.rounds}, {planner}: "
+                    f"{run.turns[-1].throughput:.1f} tok/s"
+                )
 
 
 def is_static(planner: str) -> bool:
@@ -167,7 +177,7 @@ def is_static(planner: str) -> bool:
     return planner == BASELINE or planner.startswith(("fixed:", "threshold:"))
 
 
-def still_racing(rounds: Mapping[str, Sequence[float]], drop_below: float) -> list[str]:
+def still_racing(rounds: Mapping[str, Sequence[float]], options: ServeOptions) -> list[str]:
     """The planners that another round is worth its time for, given the throughputs of the rounds
     that each has had so far."""
     played = len(rounds[BASELINE])
@@ -177,7 +187,7 @@ def still_racing(rounds: Mapping[str, Sequence[float]], drop_below: float) -> li
         name
         for name, rate in racing.items()
         if played < _ROUNDS_BEFORE_A_DROP
-        or rate >= drop_below * fastest
+        or rate >= options.drop_below * fastest
         or name in (BASELINE, REFERENCE)
         or not is_static(name)
     ]
@@ -210,69 +220,37 @@ def to_json(settings: Settings, options: ServeOptions, summaries: list[Summary])
     }
 
 
-def _answer(url: str, prompts: Sequence[Prompt], concurrency: int, options: ServeOptions) -> Load:
-    return asyncio.run(
-        closed_loop(
-            url,
-            prompts,
-            concurrency=concurrency,
-            max_tokens=options.max_tokens,
-            temperature=options.temperature,
-        )
-    )
-
-
-class _Dealer:
-    """Deals prompts in order, so that every round sees others and all planners see the same."""
-
-    def __init__(self, prompts: Sequence[Prompt]) -> None:
-        self._prompts = prompts
-        self._next = 0
-
-    def deal(self, concurrency: int, per_client: int) -> list[Prompt]:
-        """Prompts for one round."""
-        count = max(concurrency * per_client, FEWEST_PROMPTS)
-        hand = [self._prompts[(self._next + i) % len(self._prompts)] for i in range(count)]
-        self._next += count
-        return hand
-
-
-def _summarise(
-    slices: list[Slice], transport: Transport, concurrency: int, planner: str
-) -> Summary:
-    peers = [s for s in slices if (s.transport, s.concurrency) == (transport, concurrency)]
-    own = [s for s in peers if s.planner == planner]
-    base = {s.round: s.load.throughput for s in peers if s.planner == BASELINE}
-    ratios = [s.load.throughput / base[s.round] for s in own]
-    answers = [answer for s in own for answer in s.load.answers]
-    rates = [answer.decode_rate for answer in answers]
-    tokens = sum(answer.tokens for answer in answers)
-    seconds = sum(s.load.seconds for s in own)
-    steps = sum(s.totals.steps for s in own)
-    rows = max(sum(s.totals.decoding_rows for s in own), 1)
-    proposed = sum(s.totals.proposed for s in own)
+def _summarise(run: Run, baseline: Run) -> Summary:
+    ratio, low = paired_ratio(run.rounds, baseline.rounds)
+    rates = [answer.decode_rate for answer in run.answers] or [0.0]
+    totals = [turn.totals for turn in run.turns]
+    seconds = sum(turn.seconds for turn in run.turns)
+    tokens = sum(own.tokens for own in totals)
+    steps = sum(own.steps for own in totals)
+    step_seconds = sum(own.step_seconds for own in totals)
+    rows = max(sum(own.decoding_rows for own in totals), 1)
+    proposed = sum(own.proposed for own in totals)
     return Summary(
-        transport=transport,
-        concurrency=concurrency,
-        planner=planner,
-        tokens=tokens,
+        transport=run.transport,
+        concurrency=run.concurrency,
+        planner=run.planner,
+        tokens=round(tokens),
         throughput=tokens / seconds,
         user_rate=statistics.median(rates),
         slow_user_rate=float(np.quantile(rates, 0.1)),
-        ratio=statistics.median(ratios),
-        lowest_ratio=min(ratios),
-        rounds=tuple(s.load.throughput for s in own),
-        by_domain=by_domain(answers),
-        verified_length=1 + sum(s.totals.admitted for s in own) / rows,
-        accepted_length=1 + sum(s.totals.accepted for s in own) / rows,
-        trimmed_share=sum(s.totals.trimmed for s in own) / max(proposed, 1),
-        step_ms=1e3 * sum(s.totals.step_seconds for s in own) / steps,
-        batch_tokens=sum(s.totals.batch_tokens * s.totals.steps for s in own) / steps,
-        overhead=1
-        - sum(s.totals.model_seconds for s in own) / sum(s.totals.step_seconds for s in own),
+        ratio=ratio,
+        ratio_low=low,
+        rounds=run.rounds,
+        by_domain=by_domain(run.answers),
+        verified_length=1 + sum(own.admitted for own in totals) / rows,
+        accepted_length=1 + sum(own.accepted for own in totals) / rows,
+        trimmed_share=sum(own.trimmed for own in totals) / max(proposed, 1),
+        step_ms=1e3 * step_seconds / steps,
+        batch_tokens=sum(own.batch_tokens * own.steps for own in totals) / steps,
+        overhead=1 - sum(own.model_seconds for own in totals) / step_seconds,
         part_ms={
-            part: 1e3 * sum(s.totals.part_seconds[part] for s in own) / steps
-            for part in own[0].totals.part_seconds
+            part: 1e3 * sum(own.part_seconds[part] for own in totals) / steps
+            for part in totals[0].part_seconds
         },
     )
 

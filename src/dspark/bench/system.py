@@ -41,7 +41,7 @@ def running_system(
         }
     )
     processes: list[subprocess.Popen[bytes]] = []
-    with log_file.open("wb") as log:
+    with log_file.open("ab") as log:
 
         def launch(service: str, own: Settings) -> None:
             processes.append(

@@ -40,10 +40,8 @@ def bench_serve(
     transports: Annotated[
         list[str], typer.Option("--transport", help="grpc or inproc; repeatable")
     ] = ["grpc"],  # noqa: B006
-    rounds: Annotated[int, typer.Option(min=1, help="turns of every planner")] = 3,
-    per_client: Annotated[
-        int, typer.Option(min=1, help="prompts of each client in a turn; 12 in all at least")
-    ] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="turns of every planner")] = 30,
+    turn_seconds: Annotated[float, typer.Option("--turn", min=0.1, help="seconds of a turn")] = 2.0,
     max_tokens: MaxTokens = 128,
     temperature: Annotated[float, typer.Option(help="0: greedy")] = 0.0,
     drop_below: Annotated[
@@ -51,7 +49,7 @@ def bench_serve(
         typer.Option(
             min=0.0,
             max=1.0,
-            help="after two rounds at a load, leave out static planners slower than this share of"
+            help="after ten rounds at a load, leave out static planners slower than this share of"
             " the fastest static one",
         ),
     ] = 0.0,
@@ -72,7 +70,7 @@ def bench_serve(
             concurrencies=tuple(concurrencies),
             planners=tuple(planners),
             rounds=rounds,
-            prompts_per_client=per_client,
+            turn_seconds=turn_seconds,
             max_tokens=max_tokens,
             temperature=temperature,
             drop_below=drop_below,
@@ -83,7 +81,7 @@ def bench_serve(
         scores = None if ngram_data is None else table_scores(settings, ngram_data, plain)
     domains = sorted({domain for row in summaries for domain in row.by_domain})
     table = Table(
-        "transport", "conc.", "planner", "tok/s", "ratio", "lowest", "user tok/s", "verified",
+        "transport", "conc.", "planner", "tok/s", "ratio", "at least", "user tok/s", "verified",
         "accepted", "trimmed", "step ms", "overhead", *domains,
     )  # fmt: skip
     for row in summaries:
@@ -93,7 +91,7 @@ def bench_serve(
             row.planner,
             f"{row.throughput:.1f}",
             f"{row.ratio:.2f}",
-            f"{row.lowest_ratio:.2f}",
+            "-" if row.ratio_low is None else f"{row.ratio_low:.2f}",
             f"{row.user_rate:.1f}",
             f"{row.verified_length:.2f}",
             f"{row.accepted_length:.2f}",

@@ -114,6 +114,11 @@ class Settings(BaseModel):
     )
     max_prefill_tokens: Count = Field(256, description="prompt tokens processed in one step")
     max_batch_tokens: Count = Field(512, description="target rows of one step, drafts included")
+    pausable: bool = Field(
+        False,
+        description="serve POST /pause and /resume: whoever reaches the port can then hold all "
+        "steps, as benchmarks do",
+    )
     max_body_bytes: Count = Field(4 * 2**20, description="largest HTTP request body")
 
     # How long to wait, in seconds

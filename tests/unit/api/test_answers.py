@@ -148,6 +148,17 @@ async def test_before_the_workers_are_met_only_health_is_good(client: httpx.Asyn
     assert (await client.get("/status")).status_code == 200
 
 
+async def test_steps_can_be_held_only_where_the_settings_allow_it(
+    client: httpx.AsyncClient, gateway: Gateway
+) -> None:
+    assert (await client.post("/pause", json={})).status_code == 404
+    settings = gateway.settings.model_copy(update={"pausable": True})
+    transport = httpx.ASGITransport(create_app(Gateway(settings, gateway.metrics)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://api") as pausable:
+        early = await pausable.post("/pause", json={})
+        assert (early.status_code, early.json()["error"]["code"]) == (503, "unavailable")
+
+
 async def test_ready_says_what_is_there(client: httpx.AsyncClient, driver: ScriptedDriver) -> None:
     assert (await client.get("/ready")).json() == {"status": "ready", "missing": []}
 

@@ -10,7 +10,14 @@ from typer.testing import CliRunner
 from dspark.bench.frontier import Rivalry, interactive, matched, rivalries
 from dspark.bench.load import Answer
 from dspark.bench.pictures import draw
-from dspark.bench.serving import Lengths, Summary, by_domain, read_summaries, still_racing
+from dspark.bench.serving import (
+    Lengths,
+    ServeOptions,
+    Summary,
+    by_domain,
+    read_summaries,
+    still_racing,
+)
 from dspark.cli import app
 from dspark.core.errors import ConfigError
 from dspark.data import Prompt
@@ -45,7 +52,7 @@ def summary(
         user_rate=user_rate,
         slow_user_rate=0.5 * user_rate,
         ratio=1.0,
-        lowest_ratio=1.0,
+        ratio_low=None,
         rounds=rounds or (throughput,),
         by_domain={"chat": Lengths(2.0, 1.5, 0.5), "math": Lengths(3.0, 2.5, 0.25)},
         verified_length=2.5,
@@ -79,7 +86,9 @@ def test_an_adaptive_planner_is_paired_with_the_best_static_one() -> None:
         summary("causal", 8, 200, 25),  # nothing to compare with
     ]
     (found,) = rivalries(rows)
-    assert found == Rivalry("grpc", 4, "causal", "fixed:2", pytest.approx(1.0), pytest.approx(0.9))
+    assert found == Rivalry(
+        "grpc", 4, "causal", "fixed:2", pytest.approx(326 / 330), pytest.approx(0.9)
+    )
     (brief,) = rivalries([summary("none", 4, 100, 25), summary("causal", 4, 90, 25)])
     assert (brief.ratio, brief.low) == (pytest.approx(0.9), None)  # one round is no interval
 
@@ -91,7 +100,20 @@ def test_a_lucky_round_does_not_choose_its_own_rival() -> None:
         summary("causal", 4, 100, 25, rounds=(100.0, 100.0, 100.0)),
     ]
     (found,) = rivalries(rows)
-    assert found.ratio == pytest.approx((100 / 90 + 100 / 90 + 100 / 100) / 3)
+    assert found.ratio == pytest.approx((100 + 100 + 100) / (90 + 90 + 100))
+
+
+def test_neighbouring_rounds_choose_their_rival_together() -> None:
+    """Of twenty rounds two are a group: the luck of one of them does not count for the other."""
+    lucky = (90.0,) * 18 + (60.0, 1000.0)
+    rows = [
+        summary("none", 4, 100, 25, rounds=(100.0,) * 20),
+        summary("fixed:2", 4, 110, 28, rounds=lucky),
+        summary("causal", 4, 100, 25, rounds=(100.0,) * 20),
+    ]
+    (found,) = rivalries(rows)
+    assert found.rival == "fixed:2"  # in the nine groups whose rivals are chosen with that luck
+    assert found.ratio == pytest.approx(2000 / (18 * 90 + 2 * 100))
 
 
 def test_a_setting_that_was_dropped_is_nobodys_rival() -> None:
@@ -105,12 +127,15 @@ def test_a_setting_that_was_dropped_is_nobodys_rival() -> None:
 
 
 def test_only_static_planners_far_behind_leave_the_race() -> None:
-    one = {"none": [50.0], "fixed:1": [50.0], "fixed:2": [100.0], "fixed:7": [50.0]}
-    assert still_racing(one, 0.9) == list(one)  # one round is no reason
-    two = {name: [first, 80.0] for name, (first,) in one.items()} | {"capacity": [1.0, 1.0]}
-    assert still_racing(two, 0.9) == ["none", "fixed:1", "fixed:2", "capacity"]
-    three = {name: [*own, 90.0] for name, own in two.items() if name != "fixed:7"}
-    assert still_racing(three | {"fixed:7": two["fixed:7"]}, 0.0) == list(three)  # it stays away
+    strict, lax = ServeOptions(drop_below=0.9), ServeOptions()
+    nine = {"none": [50.0] * 9, "fixed:1": [50.0] * 9, "fixed:2": [100.0] * 9}
+    nine |= {"fixed:7": [50.0] * 9, "capacity": [1.0] * 9}
+    assert still_racing(nine, strict) == list(nine)  # too few rounds for a reason
+    ten = {name: [*own, 80.0] for name, own in nine.items()}
+    assert still_racing(ten, strict) == ["none", "fixed:1", "fixed:2", "capacity"]
+    assert still_racing(ten, lax) == list(ten)
+    more = {name: [*own, 90.0] for name, own in ten.items() if name != "fixed:7"}
+    assert still_racing(more | {"fixed:7": ten["fixed:7"]}, lax) == list(more)  # it stays away
 
 
 def test_planners_are_compared_at_the_throughput_of_the_reference() -> None:

@@ -7,7 +7,7 @@ from dspark_services.scheduler.api.answers import answer
 from dspark_services.scheduler.api.body_guard import BodyGuard
 from dspark_services.scheduler.api.gateway import Gateway
 from dspark_services.scheduler.api.layouts import ChatLayout, CompletionLayout
-from dspark_services.scheduler.api.operations import operation_routes
+from dspark_services.scheduler.api.operations import operation_routes, pause_routes
 from dspark_services.scheduler.api.schema import ChatBody, CompletionBody
 
 
@@ -17,6 +17,8 @@ def create_app(gateway: Gateway) -> FastAPI:
     errors.install(app)
     app.add_middleware(BodyGuard, max_bytes=gateway.settings.max_body_bytes)
     app.include_router(operation_routes(gateway))
+    if gateway.settings.pausable:
+        app.include_router(pause_routes(gateway))
     app.include_router(_generation_routes(gateway))
     return app
 

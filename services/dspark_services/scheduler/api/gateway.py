@@ -50,6 +50,11 @@ class Gateway:
     def driver(self) -> Driver | None:
         return None if self._backend is None else self._backend.driver
 
+    @property
+    def started(self) -> Driver:
+        """The driver. Raises WorkerUnavailableError before there is one."""
+        return self._started().driver
+
     async def complete(self, body: CompletionBody) -> Generation:
         """Start on a /v1/completions body.
 
@@ -82,6 +87,9 @@ class Gateway:
     def _checked(self, body: GenerationBody) -> _Backend:
         if body.model is not None:
             self.check_model(body.model)
+        return self._started()
+
+    def _started(self) -> _Backend:
         if self._backend is None:
             raise WorkerUnavailableError("the server is still starting; retry later")
         return self._backend

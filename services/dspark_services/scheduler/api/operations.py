@@ -72,6 +72,23 @@ def operation_routes(gateway: Gateway) -> APIRouter:
     return router
 
 
+def pause_routes(gateway: Gateway) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/pause")
+    async def pause() -> dict[str, str]:
+        """Answers when no step is in flight any more."""
+        await gateway.started.pause()
+        return {"status": "paused"}
+
+    @router.post("/resume")
+    async def resume() -> dict[str, str]:
+        gateway.started.resume()
+        return {"status": "resumed"}
+
+    return router
+
+
 def _model(gateway: Gateway, created: int) -> dict[str, Any]:
     name = gateway.settings.model_name
     model = {"id": name, "object": "model", "created": created, "owned_by": "dspark"}
