@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dspark.bench import law
-from dspark.bench.serving import ServeOptions, run
+from dspark.bench.serving import ServeOptions, Summary, run
 from dspark.bench.table import table_scores
 from dspark.core.errors import ConfigError
 from dspark.data import load_prompts
@@ -27,7 +27,11 @@ def test_a_run_over_both_transports(tiny_settings_argv: list[str], tmp_path: Pat
         turn_seconds=0.5,
         max_tokens=16,
     )
-    summaries, plain = run(settings, prompts, options, tmp_path / "log", print)
+    kept: list[list[Summary]] = []
+    summaries, plain = run(
+        settings, prompts, options, tmp_path / "log", print, lambda found: kept.append([*found])
+    )
+    assert kept == [summaries[:2], summaries]
     assert [(s.transport, s.planner) for s in summaries] == [
         (transport, planner) for transport in options.transports for planner in options.planners
     ]

@@ -4,7 +4,7 @@ its requests, and later goes on as if nothing had been.
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count, cycle
 from time import perf_counter
@@ -117,8 +117,7 @@ async def racer(
         yield racing
     finally:
         asking.cancel()
-        with suppress(asyncio.CancelledError, Exception):
-            await asking
+        await asyncio.wait({asking})
         await _post(url, "resume")
         await _idle(url)
 

@@ -12,7 +12,6 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import asdict, dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -111,17 +110,17 @@ def run(
     options: ServeOptions,
     log_file: Path,
     progress: Callable[[str], None],
+    keep: Callable[[list[Summary]], None],
 ) -> tuple[list[Summary], list[Answer]]:
-    """Measure. Returns the summaries, and the baseline's answers.
+    """Measure; after every concurrency `keep` is given the summaries so far. Returns all of them,
+    and the baseline's answers.
 
     Raises:
         WorkerUnavailableError: the services could not be started.
         DSparkError: a request failed.
     """
-    runs: dict[tuple[Transport, int, str], Run] = {}
-    for transport, planner in product(options.transports, options.planners):
-        for concurrency in options.concurrencies:
-            runs[transport, concurrency, planner] = Run(transport, concurrency, planner, [], [])
+    summaries: list[Summary] = []
+    plain: list[Answer] = []
     for transport in options.transports:
         with ExitStack() as systems:
             urls: dict[str, str] = {}
@@ -130,12 +129,12 @@ def run(
                 urls |= systems.enter_context(running_system(own, (planner,), log_file))
                 progress(f"{transport}, {planner}: ready")
             for concurrency in options.concurrencies:
-                peers = {planner: runs[transport, concurrency, planner] for planner in urls}
-                asyncio.run(_race(urls, peers, prompts, options, progress))
-    plain = [a for run in runs.values() if run.planner == BASELINE for a in run.answers]
-    return [
-        _summarise(run, runs[run.transport, run.concurrency, BASELINE]) for run in runs.values()
-    ], plain
+                runs = {planner: Run(transport, concurrency, planner, [], []) for planner in urls}
+                asyncio.run(_race(urls, runs, prompts, options, progress))
+                summaries += [_summarise(run, runs[BASELINE]) for run in runs.values()]
+                plain += runs[BASELINE].answers
+                keep(summaries)
+    return summaries, plain
 
 
 async def _race(

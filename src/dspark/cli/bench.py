@@ -75,8 +75,15 @@ def bench_serve(
             temperature=temperature,
             drop_below=drop_below,
         )
+
+        def keep(found: "list[serving.Summary]", scores: dict[str, Any] | None = None) -> None:
+            if out is not None:
+                results = serving.to_json(settings, options, found)
+                results["ngram_table"] = scores or {}
+                out.write_text(json.dumps(results, indent=2) + "\n")
+
         summaries, plain = serving.run(
-            settings, load_all(prompts), options, log_file("bench"), progress.print
+            settings, load_all(prompts), options, log_file("bench"), progress.print, keep
         )
         scores = None if ngram_data is None else table_scores(settings, ngram_data, plain)
     domains = sorted({domain for row in summaries for domain in row.by_domain})
@@ -105,10 +112,8 @@ def bench_serve(
         figures = (f"{scores[domain].accepted_length:.2f}" for domain in domains)
         table.add_row("", "", "4-gram table", *blank, *figures)
     Console().print(table)
-    if out is not None:
-        results = serving.to_json(settings, options, summaries)
-        results["ngram_table"] = {name: asdict(score) for name, score in (scores or {}).items()}
-        out.write_text(json.dumps(results, indent=2) + "\n")
+    if scores is not None:
+        keep(summaries, {name: asdict(score) for name, score in scores.items()})
 
 
 @bench.command("planner")

@@ -91,7 +91,8 @@ class DraftGate:
                 expected = outlook.expect() / plain_throughput(load, self._cost) - 1.0
                 gain, basis = Gain(expected, error=0.0), "expected"
             self.status = self._judge(gain, f"{basis} for {load.requests} requests")
-            if self.status.state.pays and self._pace.plain_due(load.requests):
+            # Beside a prefill a plain step would teach nothing: such steps are not timed.
+            if self.status.state.pays and load.decodes and self._pace.plain_due(load.requests):
                 return Allowance(0, 0)
         elif len(history) < MIN_BLOCKS:
             observed = f"{len(history)} of {MIN_BLOCKS} blocks observed"

@@ -231,10 +231,13 @@ def start_bigrams(model: Drafter, sequences: Iterable[Response], seed: int) -> N
     elif isinstance(head, VanillaMarkovHead):
         if isinstance(head, GatedMarkovHead):  # the table, nearly whole, to start with
             head.gate_proj.bias.fill_(_OPEN_GATE)
-        if isinstance(head, RNNHead):  # the token's own part goes through, where tanh is straight
-            largest = before.abs().max() / _STRAIGHT
+        if isinstance(head, RNNHead):  # the token's own part alone, where tanh is straight
+            largest = before.abs().amax(0).clamp_min(1e-6) / _STRAIGHT
             before, after = before / largest, after * largest
-            head.joint_proj.weight[-head.rank :, head.rank : 2 * head.rank] += torch.eye(head.rank)
+            out, token = slice(-head.rank, None), slice(head.rank, 2 * head.rank)
+            head.joint_proj.weight[out] = 0.0
+            head.joint_proj.weight[out, token] = torch.eye(head.rank)
+            head.joint_proj.bias[out] = 0.0
         head.markov_w1.weight.copy_(before)
         head.markov_w2.weight.copy_(after)
 

@@ -182,6 +182,14 @@ def test_where_it_drafts_it_now_and_then_does_not_to_compare() -> None:
     assert gate.decide(history(0.9), load()) == EVERYTHING
 
 
+def test_no_drafts_are_left_out_beside_a_prefill() -> None:
+    """Such a step is not timed, so the next one would have to go without too, and so on."""
+    gate = opened(CHEAP)
+    took(gate, FIRST_PLAIN_EVERY, drafted=True, seconds=1.0)
+    assert gate.decide(history(0.9), replace(load(), base_tokens=1 + 64)) == EVERYTHING
+    assert gate.decide(history(0.9), load()) == NOTHING
+
+
 def test_a_probe_is_neither_a_plain_nor_a_drafting_step() -> None:
     gate = opened(CHEAP)
     took(gate, FEWEST_DRAFTED, drafted=True, seconds=3.0, requests=8)

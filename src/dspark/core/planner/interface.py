@@ -40,6 +40,11 @@ class StepLoad:
         return len(self.caps)
 
     @property
+    def decodes(self) -> bool:
+        """Whether every row commits, from its anchor on: no prefill beside."""
+        return self.base_tokens == self.requests
+
+    @property
     def drafting(self) -> int:
         """Requests that may draft."""
         return int(np.count_nonzero(self.caps))
