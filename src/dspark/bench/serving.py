@@ -52,7 +52,7 @@ class ServeOptions:
                 f"--transport must be one of {', '.join(get_args(Transport))}, not {min(unknown)!r}"
             )
         if BASELINE not in self.planners:
-            raise ConfigError(f"--planners needs {BASELINE!r}: everything is compared with it")
+            raise ConfigError(f"--planner {BASELINE} is missing: everything is compared with it")
 
 
 @dataclass(frozen=True, slots=True)
