@@ -105,7 +105,7 @@ class Drafting:
         """See `Engine.took`."""
         tokens = sum(row.committed for row in step.rows)
         usual = not step.reopened and not any(row.shadowed for row in step.rows)
-        if tokens and usual and all(row.decoding for row in step.rows):
+        if tokens and usual and step.decodes:
             self._gate.took(
                 drafted=step.drafts, requests=len(step.rows), tokens=tokens, seconds=seconds
             )

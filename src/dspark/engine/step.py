@@ -89,6 +89,11 @@ class Step:
         return float(seconds)
 
     @property
+    def decodes(self) -> bool:
+        """Whether no row is a prefill. Only such steps are timed."""
+        return all(row.decoding for row in self.rows)
+
+    @property
     def drafts(self) -> bool:
         """Whether a draft of some row was on its way, or there at once."""
         return any(row.asked or row.draft is not None for row in self.rows)
@@ -113,6 +118,7 @@ class Step:
             weights=np.array([row.sequence.request.weight for row in self.committing], np.float64),
             capacity=capacity,
             drafter_rows=drafter_rows,
+            decodes=self.decodes,
             determined=self.determined,
         )
 

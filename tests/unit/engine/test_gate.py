@@ -186,7 +186,9 @@ def test_no_drafts_are_left_out_beside_a_prefill() -> None:
     """Such a step is not timed, so the next one would have to go without too, and so on."""
     gate = opened(CHEAP)
     took(gate, FIRST_PLAIN_EVERY, drafted=True, seconds=1.0)
-    assert gate.decide(history(0.9), replace(load(), base_tokens=1 + 64)) == EVERYTHING
+    assert (
+        gate.decide(history(0.9), replace(load(), base_tokens=1 + 64, decodes=False)) == EVERYTHING
+    )
     assert gate.decide(history(0.9), load()) == NOTHING
 
 

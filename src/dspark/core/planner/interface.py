@@ -26,6 +26,7 @@ class StepLoad:
     weights: NDArray[np.float64]  # [R] what a token of the row counts, 1 as a rule
     capacity: int  # K: most draft tokens the step may verify
     drafter_rows: int | None = None  # requests that a drafter is asked for; None: all with a cap
+    decodes: bool = True  # every row of the step goes on from its anchor: no prefill beside
     determined: bool = False  # no row that may draft is in `rejection` mode: the output is a given
 
     def __post_init__(self) -> None:
@@ -38,11 +39,6 @@ class StepLoad:
     @property
     def requests(self) -> int:
         return len(self.caps)
-
-    @property
-    def decodes(self) -> bool:
-        """Whether every row commits, from its anchor on: no prefill beside."""
-        return self.base_tokens == self.requests
 
     @property
     def drafting(self) -> int:
