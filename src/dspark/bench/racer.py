@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from itertools import count, cycle
+from itertools import cycle
 from time import perf_counter
 
 import httpx
@@ -51,8 +51,15 @@ class TurnClock:
 class Racer:
     """A system that stands still but in its turns."""
 
-    def __init__(self, url: str, asking: "asyncio.Task[None]", clock: TurnClock) -> None:
+    def __init__(
+        self,
+        url: str,
+        control: httpx.AsyncClient,
+        asking: "asyncio.Task[None]",
+        clock: TurnClock,
+    ) -> None:
         self._url = url
+        self._control = control
         self._asking = asking  # the clients, who end by an error alone
         self._clock = clock
 
@@ -64,11 +71,11 @@ class Racer:
         """
         before, began = scrape(self._url), self._clock()
         self._clock.start()
-        await _post(self._url, "resume")
+        await _post(self._control, "resume")
         await asyncio.wait({self._asking}, timeout=seconds)
         if self._asking.done():
             self._asking.result()
-        await _post(self._url, "pause")
+        await _post(self._control, "pause")
         self._clock.stop()
         return Turn(self._clock() - began, step_totals(before, scrape(self._url)))
 
@@ -94,7 +101,7 @@ async def racer(
     clock, others = TurnClock(), asyncio.Event()
 
     def questions() -> Iterator[tuple[Prompt, int]]:
-        for index, prompt in zip(count(), cycle(prompts)):
+        for index, prompt in enumerate(cycle(prompts)):
             share = 1.0 if index >= concurrency else 1 - index / concurrency
             yield prompt, max(int(share * max_tokens), 1)
 
@@ -104,34 +111,42 @@ async def racer(
         elif index == concurrency - 1:  # the last to begin, and the shortest
             others.set()
 
-    await _post(url, "pause")
-    asking = asyncio.create_task(
-        keep_asking(
-            url, questions(), keep, concurrency=concurrency, temperature=temperature, clock=clock
+    # Made once, since that takes a while of the turn; systems close connections that wait for one.
+    limits = httpx.Limits(max_keepalive_connections=0)
+    async with httpx.AsyncClient(
+        base_url=url, timeout=60, trust_env=False, limits=limits
+    ) as control:
+        await _post(control, "pause")
+        asking = asyncio.create_task(
+            keep_asking(
+                url,
+                questions(),
+                keep,
+                concurrency=concurrency,
+                temperature=temperature,
+                clock=clock,
+            )
         )
-    )
-    racing = Racer(url, asking, clock)
-    try:
-        while not others.is_set():
-            await racing.turn(_POLL_SECONDS)
-        yield racing
-    finally:
-        asking.cancel()
-        await asyncio.wait({asking})
-        await _post(url, "resume")
-        await _idle(url)
+        racing = Racer(url, control, asking, clock)
+        try:
+            while not others.is_set():
+                await racing.turn(_POLL_SECONDS)
+            yield racing
+        finally:
+            asking.cancel()
+            await asyncio.wait({asking})
+            await _post(control, "resume")
+            await _idle(control)
 
 
-async def _post(url: str, action: str) -> None:
-    async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
-        (await client.post(f"/{action}", json={})).raise_for_status()
+async def _post(control: httpx.AsyncClient, action: str) -> None:
+    (await control.post(f"/{action}", json={})).raise_for_status()
 
 
-async def _idle(url: str) -> None:
+async def _idle(control: httpx.AsyncClient) -> None:
     """Wait until the requests whose clients have left are gone."""
-    async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
-        while True:
-            status = (await client.get("/status")).json()["driver"]
-            if not status["running"] and not status["waiting"]:
-                return
-            await asyncio.sleep(_POLL_SECONDS)
+    while True:
+        status = (await control.get("/status")).json()["driver"]
+        if not status["running"] and not status["waiting"]:
+            return
+        await asyncio.sleep(_POLL_SECONDS)

@@ -83,14 +83,6 @@ def upper_gamma(a: float, x: float) -> float:
     return fraction * scale
 
 
-def bootstrap_interval(
-    values: ArrayLike, rng: np.random.Generator, *, confidence: float = 0.95, resamples: int = 2000
-) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean of `values` [N]. Raises ValueError without data."""
-    data = np.asarray(values, np.float64)
-    return ratio_interval(data, np.ones_like(data), rng, confidence=confidence, resamples=resamples)
-
-
 def ratio_interval(
     sums: ArrayLike,
     counts: ArrayLike,

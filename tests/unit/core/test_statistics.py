@@ -5,9 +5,9 @@ import pytest
 
 from dspark.core.statistics import (
     accepted_length,
-    bootstrap_interval,
     chi_square_p_value,
     prefix_survival,
+    ratio_interval,
     upper_gamma,
     verify_rate,
 )
@@ -88,14 +88,16 @@ class TestBootstrap:
     def test_interval_has_the_width_of_the_standard_error(self) -> None:
         rng = np.random.default_rng(1)
         values = rng.normal(3.0, 2.0, size=400)
-        low, high = bootstrap_interval(values, rng)
+        low, high = ratio_interval(values, np.ones_like(values), rng)
         assert low < values.mean() < high
         assert high - low == pytest.approx(2 * 1.96 * 2.0 / 20, rel=0.15)
 
     def test_same_generator_state_same_interval(self) -> None:
-        intervals = [bootstrap_interval([1, 2, 4], np.random.default_rng(5)) for _ in range(2)]
+        intervals = [
+            ratio_interval([1, 2, 4], [1, 1, 1], np.random.default_rng(5)) for _ in range(2)
+        ]
         assert intervals[0] == intervals[1]
 
     def test_no_data_is_refused(self) -> None:
         with pytest.raises(ValueError, match="no values"):
-            bootstrap_interval([], np.random.default_rng(0))
+            ratio_interval([], [], np.random.default_rng(0))

@@ -9,18 +9,12 @@ from dspark.core.errors import ConfigError, PromptError
 from dspark.training.dataset import Blocks, DataPosition, TrainingData
 from dspark.training.shards import ResponseCache
 from tests.support.responses import PROMPT_TOKENS, RESPONSE_TOKENS, write_responses
-from tests.support.tiny import tiny_target
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_target(tmp_path_factory.mktemp("target"), vocab_size=40)
-
-
-@pytest.fixture(scope="module")
-def shards(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shards(toy_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shards")
-    write_responses(folder, target, count=14)
+    write_responses(folder, toy_target, count=14)
     return folder
 
 
@@ -68,7 +62,7 @@ def test_a_run_resumed_anywhere_draws_the_same_batches(shards: Path) -> None:
 
 
 def test_a_growing_folder_changes_the_next_epoch_and_not_the_running_one(
-    shards: Path, target: Path, tmp_path: Path
+    shards: Path, toy_target: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "shards"
     shutil.copytree(shards, folder)
@@ -76,7 +70,7 @@ def test_a_growing_folder_changes_the_next_epoch_and_not_the_running_one(
     before.draw(0, 10, 5, 2)
     middle = before.position
     expected = open_data(folder, middle).draw(1, 20, 5, 2)
-    write_responses(folder, target, count=4, first=100)
+    write_responses(folder, toy_target, count=4, first=100)
     resumed = open_data(folder, middle)
     assert_same(resumed.draw(1, 20, 5, 2), expected)
     while resumed.position.epoch == 0:

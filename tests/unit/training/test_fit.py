@@ -18,24 +18,15 @@ from dspark.training.fit import fit
 from dspark.training.run_log import LOG, read_log
 from dspark.training.shards import ResponseCache, Split
 from tests.support.foreign import edit
-from tests.support.responses import write_responses
-from tests.support.tiny import tiny_target
 
 SILENT = Console(quiet=True)
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_target(tmp_path_factory.mktemp("target"), vocab_size=40)
-
-
-@pytest.fixture(scope="module")
-def config(target: Path, tmp_path_factory: pytest.TempPathFactory) -> FitConfig:
-    shards = tmp_path_factory.mktemp("shards")
-    write_responses(shards, target, count=48)
+def config(toy_target: Path, toy_shards: Path) -> FitConfig:
     return FitConfig(
-        data=str(shards),
-        target=str(target),
+        data=str(toy_shards),
+        target=str(toy_target),
         steps=60,
         num_hidden_layers=1,
         target_layer_ids=(0,),
@@ -84,7 +75,7 @@ def test_it_learns(whole: Path, config: FitConfig) -> None:
     ],
 )
 def test_every_method_learns_and_is_exported(
-    method: str, fields: dict[str, object], config: FitConfig, target: Path, tmp_path: Path
+    method: str, fields: dict[str, object], config: FitConfig, toy_target: Path, tmp_path: Path
 ) -> None:
     preset = {"markov_rank": config.markov_rank} | PRESETS[method] | fields
     own = replace(config, method=method, **preset)
@@ -93,7 +84,7 @@ def test_every_method_learns_and_is_exported(
     assert sum(r["loss"] for r in log[-5:]) < 0.95 * sum(r["loss"] for r in log[:5])
     scores = export.export(tmp_path / "run", tmp_path / "drafter")
     assert scores.drafter["all"].accepted_length > 1.2
-    model = load_drafter(tmp_path / "drafter", target)
+    model = load_drafter(tmp_path / "drafter", toy_target)
     found = calibrate.calibrate(model, ResponseCache(Path(config.data), split=Split.HELD_OUT))
     assert all(len(values) == own.block_size for values in found["temperatures"].values())
 
@@ -165,10 +156,10 @@ def test_a_run_by_the_clock_ends_with_its_schedule(config: FitConfig, tmp_path: 
 
 
 def test_an_exported_drafter_loads_and_its_card_holds_the_figures(
-    whole: Path, target: Path, tmp_path: Path
+    whole: Path, toy_target: Path, tmp_path: Path
 ) -> None:
     scores = export.export(whole, tmp_path)
-    assert load_drafter(tmp_path, target).config.block_size == 4
+    assert load_drafter(tmp_path, toy_target).config.block_size == 4
     assert set(scores.drafter) == set(scores.table) >= {"all"}
     text = (tmp_path / "README.md").read_text()
     assert f"| {scores.drafter['all'].accepted_length:.2f} " in text
@@ -177,10 +168,10 @@ def test_an_exported_drafter_loads_and_its_card_holds_the_figures(
 
 
 def test_calibration_covers_both_modes_and_is_what_a_drafter_loads(
-    whole: Path, target: Path, config: FitConfig, tmp_path: Path
+    whole: Path, toy_target: Path, config: FitConfig, tmp_path: Path
 ) -> None:
     export.export(whole, tmp_path)
-    model = load_drafter(tmp_path, target)
+    model = load_drafter(tmp_path, toy_target)
     cache = ResponseCache(Path(config.data), split=Split.TRAIN)
     result = calibrate.calibrate(model, cache)
     (tmp_path / "calibration.json").write_text(json.dumps(result))

@@ -18,18 +18,13 @@ from dspark.training.held_out import (
 from dspark.training.shards import CachedSequence, ResponseCache
 from tests.support.drafters import block_logits
 from tests.support.responses import write_responses
-from tests.support.tiny import tiny_drafter, tiny_target
+from tests.support.tiny import tiny_drafter
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_target(tmp_path_factory.mktemp("target"), vocab_size=40)
-
-
-@pytest.fixture(scope="module")
-def cache(target: Path, tmp_path_factory: pytest.TempPathFactory) -> ResponseCache:
+def cache(toy_target: Path, tmp_path_factory: pytest.TempPathFactory) -> ResponseCache:
     folder = tmp_path_factory.mktemp("shards")
-    write_responses(folder, target, count=5, tap_layers=(0, 1))
+    write_responses(folder, toy_target, count=5, tap_layers=(0, 1))
     return ResponseCache(folder)
 
 
@@ -73,9 +68,9 @@ def test_only_greedy_responses_are_scored_by_domain_and_together(cache: Response
 
 
 def test_blocks_are_those_of_the_serving_path(
-    target: Path, cache: ResponseCache, tmp_path: Path
+    toy_target: Path, cache: ResponseCache, tmp_path: Path
 ) -> None:
-    model = load_drafter(tiny_drafter(tmp_path, target), target)
+    model = load_drafter(tiny_drafter(tmp_path, toy_target), toy_target)
     sequence = cache[1]
     positions = np.resize(candidates(sequence), BLOCKS_AT_ONCE + 3)  # more than one forward
     positions.sort()

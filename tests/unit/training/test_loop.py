@@ -12,27 +12,21 @@ from dspark.training.loop import TeacherForcing
 from dspark.training.shards import ResponseCache
 from tests.support.drafters import METHODS, block_logits, model_on
 from tests.support.responses import write_responses
-from tests.support.tiny import tiny_target
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_target(tmp_path_factory.mktemp("target"), vocab_size=40)
-
-
-@pytest.fixture(scope="module")
-def cache(target: Path, tmp_path_factory: pytest.TempPathFactory) -> ResponseCache:
+def cache(toy_target: Path, tmp_path_factory: pytest.TempPathFactory) -> ResponseCache:
     folder = tmp_path_factory.mktemp("cache")
-    write_responses(folder, target, count=4, tap_layers=(0, 1))
+    write_responses(folder, toy_target, count=4, tap_layers=(0, 1))
     return ResponseCache(folder)
 
 
 @pytest.mark.parametrize("kind", METHODS)
 @torch.no_grad()
 def test_acceptance_is_the_overlap_of_both_distributions(
-    kind: str, target: Path, cache: ResponseCache
+    kind: str, toy_target: Path, cache: ResponseCache
 ) -> None:
-    model = model_on(target, **METHODS[kind], draft_vocab_size=20)
+    model = model_on(toy_target, **METHODS[kind], draft_vocab_size=20)
     if model.config.own_head:
         model.head.normal_(std=0.3)
     sequence, size = cache[1], model.config.block_size
