@@ -137,7 +137,9 @@ def test_drafters_are_compared_on_the_same_answers(
         whole = lengths["all"]
         assert whole["low"] <= whole["accepted_length"] <= whole["high"]
         assert whole["accepted_length"] > other["lengths"][mode]["all"]["accepted_length"] >= 1.0
-    assert set(own["draft_ms"]) == {"1", "4", "16"}
+    for times in (own["draft_ms"], own["target_ms"]):
+        assert set(times) == {"1", "4", "16"}
+        assert all(milliseconds > 0 for milliseconds in times.values())
     assert len(list((tmp_path / "pictures").glob("*.svg"))) == 2
     scored = CliRunner().invoke(app, ["evaluate", "acceptance", *options])
     assert scored.exit_code == 0

@@ -18,6 +18,7 @@ from dspark_services.scheduler.startup import ready_driver
 
 from dspark.core.cost import StepCost
 from dspark.core.errors import HandshakeError, WorkerUnavailableError
+from dspark.core.types import DraftBatch, DraftReply
 from dspark.engine.admission import Limits
 from dspark.engine.events import GateState
 from dspark.ops.metrics import Metrics
@@ -53,6 +54,34 @@ async def test_the_cost_profile_is_measured_once(
         async with ready_driver(settings, None):
             pass
         assert f"cost profile of {age} ago: a target step takes" in caplog.text
+
+
+async def test_drafts_are_timed_on_sequences_that_the_drafter_holds(settings: Settings) -> None:
+    """A drafter that holds something else drafts nothing, which takes no time."""
+    worker, replies = load_draft_worker(settings), []
+
+    class Watched:
+        info = worker.info
+
+        def draft(self, batch: DraftBatch) -> DraftReply:
+            replies.append(worker.draft(batch))
+            return replies[-1]
+
+    async with (
+        verifier_port("inproc", load_target_worker(settings)) as verifier,
+        drafter_port("inproc", Watched()) as drafter,
+    ):
+        target, info = await verifier.handshake(), await drafter.handshake()
+        limits = Limits(max_running=20)
+        cost = await profile.measure(profile.Workers(verifier, target, drafter, info), limits)
+    assert cost.draft is not None
+    assert cost.draft.counts == (1, 4, 16, 20)
+    opening, *drafting, closing = replies
+    assert [len(reply.drafts) for reply in drafting] == [1, 4, 16, 20] * 4
+    drafts = [draft for reply in drafting for draft in reply.drafts]
+    assert all(draft.in_sync and len(draft.tokens) == info.block_size for draft in drafts)
+    assert len(opening.drafts) == 20
+    assert not closing.drafts
 
 
 async def test_a_profile_is_measured_anew_on_demand(

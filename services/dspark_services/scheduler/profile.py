@@ -22,7 +22,8 @@ from dspark.engine.admission import Limits
 from dspark.engine.ports import DrafterPort, VerifierPort
 from dspark_services.process import new_incarnation
 
-_ALWAYS_TIMED = 64  # batch sizes up to this, however slow the device
+_ALWAYS_TIMED = 64  # batch sizes up to this, however slow the device, all of them in turns
+_TURNS_SECONDS, _MOST_TURNS = 3.0, 8  # as often as fits, since their differences make the plans
 _SPARE_SECONDS = 6.0  # larger ones are timed until the next one would take longer than this
 _MOST_REQUESTS = 8  # of a step that is timed
 _CONTEXT = 128  # tokens a request attends to while batch sizes are timed
@@ -66,7 +67,6 @@ async def time_steps(
     Where a device is slow the largest sizes are left out: there a step is all multiplication, and
     the curve goes on as straight as it was.
     """
-    timed: list[tuple[ProfileShape, float]] = []
 
     def shape(size: int, *, head_rows: int, context: int) -> ProfileShape:
         requests = min(size, _MOST_REQUESTS)
@@ -76,19 +76,25 @@ async def time_steps(
         return ProfileShape(size, head_rows, requests, context)
 
     deadline = perf_counter() + _SPARE_SECONDS
-    latest = 0.0  # seconds of the last size
-    for size in _sizes(target, limits):
-        expected = 2 * 2 * latest  # twice the size, and run twice
-        if size > _ALWAYS_TIMED and perf_counter() + expected > deadline:
-            break
-        shapes = [shape(size, head_rows=size, context=_CONTEXT)]
-        if size in _LONG_CONTEXTS:  # in one call: what counts is how they differ
+    sizes = _sizes(target, limits)
+    shapes: list[ProfileShape] = []
+    for size in (size for size in sizes if size <= _ALWAYS_TIMED):
+        for context in _LONG_CONTEXTS.get(size, ()):
+            shapes.append(shape(size, head_rows=size, context=context))
+        if size in _LONG_CONTEXTS:
             shapes.append(shape(size, head_rows=1, context=_CONTEXT))
-            shapes += (shape(size, head_rows=size, context=c) for c in _LONG_CONTEXTS[size])
-        repeats = 1 if latest >= _LONG_STEP_SECONDS else _REPEATS if len(shapes) == 1 else 2
-        seconds = await verifier.profile(shapes, repeats)
-        timed += zip(shapes, seconds, strict=True)
-        latest = seconds[0]
+        shapes.append(shape(size, head_rows=size, context=_CONTEXT))
+    a_turn = sum(await verifier.profile(shapes, 1))
+    turns = min(max(int(_TURNS_SECONDS / a_turn), 1), _MOST_TURNS)
+    timed = list(zip(shapes, await verifier.profile(shapes, turns), strict=True))
+    for size in (size for size in sizes if size > _ALWAYS_TIMED):
+        latest = timed[-1][1]  # of half the size
+        if perf_counter() + 2 * 2 * latest > deadline:  # run twice
+            break
+        larger = shape(size, head_rows=size, context=_CONTEXT)
+        repeats = 1 if latest >= _LONG_STEP_SECONDS else _REPEATS
+        [seconds] = await verifier.profile([larger], repeats)
+        timed.append((larger, seconds))
     return timed
 
 
@@ -127,7 +133,8 @@ async def time_drafts(
     features: bytes,
     turn: AbstractAsyncContextManager[None] | None = None,
 ) -> list[tuple[int, float]]:
-    """Median seconds of a draft for each number of requests, opening them not counted.
+    """Least seconds of a draft for each number of requests, taking turns; opening them is not
+    counted.
 
     ``features`` are those of `run_dummy`. ``turn`` is taken for every call: a target that serves
     meanwhile waits for one draft at a time, and the draft for no target step.
@@ -140,21 +147,25 @@ async def time_drafts(
             await drafter.draft(batch)
             return perf_counter() - started
 
+    counts = _request_counts(limits.max_running)
     incarnation = new_incarnation()
+    keys = [SequenceKey(incarnation, index) for index in range(counts[-1])]
+    opening = [DraftRow(key, 0, [0] * (_PROMPT + 1), features, 0, _GREEDY) for key in keys]
+    await timed(DraftBatch(1, tuple(opening)))
     one_row = features[: len(features) // _PROMPT]
-    times: list[tuple[int, float]] = []
-    step = 0
-    for requests in _request_counts(limits.max_running):
-        keys = tuple(SequenceKey(incarnation, index) for index in range(requests))
-        opening = [DraftRow(key, 0, [0] * (_PROMPT + 1), features, 0, _GREEDY) for key in keys]
-        await timed(DraftBatch(step := step + 1, tuple(opening)))
-        seconds = []
-        for length in range(_PROMPT + 1, _PROMPT + 1 + _REPEATS):
-            rows = [DraftRow(key, length, [0], one_row, info.block_size, _GREEDY) for key in keys]
-            seconds.append(await timed(DraftBatch(step := step + 1, tuple(rows))))
-        await timed(DraftBatch(step := step + 1, (), close=keys))
-        times.append((requests, median(seconds)))
-    return times
+    lengths = [_PROMPT + 1] * len(keys)
+    times: dict[int, list[float]] = {requests: [] for requests in counts}
+    for number, requests in enumerate(counts * (1 + _REPEATS)):
+        rows = [
+            DraftRow(key, length, [0], one_row, info.block_size, _GREEDY)
+            for key, length in zip(keys[:requests], lengths, strict=False)
+        ]
+        seconds = await timed(DraftBatch(2 + number, tuple(rows)))
+        lengths[:requests] = [length + 1 for length in lengths[:requests]]
+        if number >= len(counts):  # first touches are not timed
+            times[requests].append(seconds)
+    await timed(DraftBatch(2 + len(counts) * (1 + _REPEATS), (), close=tuple(keys)))
+    return [(requests, min(own)) for requests, own in times.items()]
 
 
 def _request_counts(most: int) -> list[int]:

@@ -159,16 +159,30 @@ async def _race(
             )
             for planner, run in runs.items()
         }
+        rng, last = np.random.default_rng(0), ""
         for number in range(options.rounds):
-            turns = still_racing({name: run.rounds for name, run in runs.items()}, options)
-            for planner in turns[:: 1 if number % 2 == 0 else -1]:
-                run = runs[planner]
+            racing = still_racing({name: run.rounds for name, run in runs.items()}, options)
+            for planner in in_turns(racing, last, rng):
+                run, last = runs[planner], planner
                 run.turns.append(await racers[planner].turn(options.turn_seconds))
                 progress(
                     f"{run.transport}, concurrency {run.concurrency}, "
                     f"round {number + 1}/{options.rounds}, {planner}: "
                     f"{run.turns[-1].throughput:.1f} tok/s"
                 )
+
+
+def in_turns(planners: Sequence[str], last: str, rng: np.random.Generator) -> list[str]:
+    """The planners in random order, but not `last` first where there is another.
+
+    Random, because the machine may have a rhythm of its own. And whoever went on would gain by it:
+    of two turns in a row the second was measured 5 to 15 % faster.
+    """
+    order = [planners[index] for index in rng.permutation(len(planners))]
+    if order[0] == last and len(order) > 1:
+        other = int(rng.integers(1, len(order)))
+        order[0], order[other] = order[other], order[0]
+    return order
 
 
 def is_static(planner: str) -> bool:

@@ -11,6 +11,10 @@ from rich.console import Console
 
 from dspark.data import Prompt, load_prompts
 
+Target = Annotated[str, typer.Option(help="the target, whose drafter it is")]
+Responses = Annotated[
+    Path | None, typer.Option(help="folder to keep the target's answers in; default: none")
+]
 Prompts = Annotated[
     list[str] | None,
     typer.Option(help="a .jsonl file or data set; repeatable; default: the packaged prompts"),

@@ -5,42 +5,27 @@ exactly the rounds that decoding would meet (`dspark.training.calibrate` says ho
 are judged). Intervals are over answers, not over rounds: rounds of one answer are alike.
 """
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 
 import numpy as np
-import torch
 
 from dspark.core.reliability import by_position
 from dspark.core.statistics import ratio_interval
-from dspark.core.types import (
-    DraftBatch,
-    DraftRow,
-    SamplingParams,
-    Scaling,
-    SequenceKey,
-    VerificationMode,
-)
+from dspark.core.types import Scaling, VerificationMode
 from dspark.data import Prompt
 from dspark.evaluation.answers import answers
-from dspark.modeling.draft_worker import DraftWorker
+from dspark.evaluation.latency import draft_milliseconds, target_milliseconds
 from dspark.modeling.drafters.checkpoint import load_calibration
 from dspark.modeling.drafters.interface import Drafter
-from dspark.modeling.drafters.shared import SharedDraftParts
-from dspark.modeling.linear import resolve_precision
-from dspark.modeling.targets import Progress, silent
+from dspark.modeling.targets import Progress, resolve_target, silent
 from dspark.training.calibrate import Judged, judge
 from dspark.training.shards import CachedSequence
 
 TEMPERATURES = {VerificationMode.GREEDY: 0.0, VerificationMode.REJECTION: 1.0}
 BATCHES = (1, 4, 16)
 
-_CONTEXT = 256  # tokens of each sequence that draft latency is measured at
-_NEW_TOKENS = 3  # that a sequence brings to each of those drafts
-_REPEATS = 30
 _ALL = "all"
 
 
@@ -68,6 +53,12 @@ class Compared:
     lengths: dict[VerificationMode, dict[str, Lengths]]  # by domain
     ece: dict[VerificationMode, tuple[float, ...]]  # of survival, calibrated, by position
     draft_ms: dict[int, float]  # by number of sequences in the batch
+    target_ms: dict[int, float]  # of the target's pass over their anchors and drafts
+
+    def tokens_per_second(self, batch: int) -> float:
+        """Of greedy rounds one after another, nothing but both models counted."""
+        length = self.lengths[VerificationMode.GREEDY][_ALL].accepted_length
+        return 1e3 * batch * length / (self.draft_ms[batch] + self.target_ms[batch])
 
 
 def measure(
@@ -115,44 +106,16 @@ def measure(
                 lengths=lengths,
                 ece=ece,
                 draft_ms=draft_milliseconds(model, batches),
+                target_ms={},
             )
         )
         progress(f"{drafter.name}: {lengths[VerificationMode.GREEDY][_ALL].accepted_length:.2f}")
-    return compared
-
-
-def draft_milliseconds(model: Drafter, batches: Sequence[int]) -> dict[int, float]:
-    """Median milliseconds of a greedy draft of whole blocks, by number of sequences. The drafter is
-    taken over: its layers change to the precision's dtype."""
-    worker = DraftWorker(
-        model,
-        name="timed",
-        incarnation=1,
-        target_digest="",
-        precision=resolve_precision("auto"),
-    )
-    config = model.config
-    rng = np.random.default_rng(0)
-
-    def row(number: int, base: int, count: int) -> DraftRow:
-        features = torch.randn(base + count - max(base, 1), config.hidden_size)
-        packed = features.to(SharedDraftParts.wire_dtype).view(torch.int16).numpy().tobytes()
-        tokens = rng.integers(config.vocab_size, size=count).tolist()
-        greedy = SamplingParams(temperature=0.0)
-        return DraftRow(SequenceKey(1, number), base, tokens, packed, config.block_size, greedy)
-
-    found = {}
-    for batch in batches:
-        worker.draft(DraftBatch(0, tuple(row(number, 0, _CONTEXT) for number in range(batch))))
-        times = []
-        for repeat in range(_REPEATS):
-            base = _CONTEXT + repeat * _NEW_TOKENS
-            rows = tuple(row(number, base, _NEW_TOKENS) for number in range(batch))
-            started = time.perf_counter()
-            worker.draft(DraftBatch(repeat + 1, rows))
-            times.append(time.perf_counter() - started)
-        found[batch] = 1e3 * median(times)
-    return found
+    sizes = [own.block_size for own in compared]
+    passes = target_milliseconds(resolve_target(target), sizes, batches)
+    return [
+        replace(own, target_ms={batch: passes[own.block_size, batch] for batch in batches})
+        for own in compared
+    ]
 
 
 def _judged(

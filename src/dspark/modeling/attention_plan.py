@@ -18,9 +18,9 @@ from dspark.modeling.kv import KVCache
 _MAX_GATHER_TOKENS = 4096
 """Context tokens copied out at once: keeps a group's context in the CPU's last-level cache."""
 
-_VIEW_OVERHEAD, _VIEW_READ, _GATHER_READ = 128, 0.35, 1.35
-"""Measured on a CPU, in units of copying one context token: starting one more group, reading a
-token in place (padding included), copying a token out and then reading it."""
+_GROUP, _PADDED_READ, _VIEW_READ, _GATHER_READ = 400, 0.1, 0.75, 1.75
+"""Measured on a CPU, in units of copying one context token: one more group, a token that a padded
+query reads, reading a token in place (padding included), copying it out and then reading it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,19 +153,52 @@ def _rectangles(
 ) -> Iterator[tuple[list[int], int | None]]:
     """Groups of span indices, each with its slab spacing, or None where it must be gathered."""
     used = [-(-(span.start + span.length) // block_size) for span in spans]
-    tiers: dict[int, list[int]] = {}
-    for index, span in enumerate(spans):
-        tiers.setdefault((span.length - 1).bit_length(), []).append(index)
-    for members in tiers.values():
-        scattered: list[int] = []
+
+    def viewed(run: list[int]) -> float:
+        return _VIEW_READ * max(used[i] for i in run) * len(run) * block_size
+
+    def gathered(run: list[int]) -> float:
+        return _GATHER_READ * sum(used[i] for i in run) * block_size
+
+    for members in _widths(spans):
+        rest: list[tuple[list[int], int | None]] = []  # what is cheaper gathered, if all of it is
         for run, spacing in _slab_runs(spans, members, used, num_blocks):
-            live = sum(used[i] for i in run) * block_size
-            padded = max(used[i] for i in run) * len(run) * block_size
-            if spacing and _VIEW_OVERHEAD + _VIEW_READ * padded < _GATHER_READ * live:
+            if spacing and _GROUP + viewed(run) < gathered(run):
                 yield run, spacing
             else:
-                scattered += run
-        yield from ((group, None) for group in _by_length(scattered, used, block_size))
+                rest.append((run, spacing))
+        runs = [run for run, _ in rest]
+        in_place = sum(_GROUP + viewed(run) for run in runs)
+        if all(spacing for _, spacing in rest) and in_place < _GROUP + sum(map(gathered, runs)):
+            yield from rest
+        else:
+            scattered = [index for run in runs for index in run]
+            yield from ((group, None) for group in _by_length(scattered, used, block_size))
+
+
+def _widths(spans: Sequence[Span]) -> Iterator[list[int]]:
+    """Spans that are padded to the same number of queries, so that padding and groups together cost
+    least. Of neighbouring lengths, because a span is cheapest with those just longer."""
+    of_length: dict[int, list[int]] = {}
+    for index, span in enumerate(spans):
+        of_length.setdefault(span.length, []).append(index)
+    lengths = sorted(of_length, reverse=True)
+    tokens = [sum(spans[i].start + spans[i].length for i in of_length[n]) for n in lengths]
+    best, opened = [0.0], [0]  # cost of the first n lengths, and where their last width begins
+    for stop in range(1, len(lengths) + 1):
+        padding, cheapest = 0.0, (float("inf"), 0)
+        for start in reversed(range(stop)):
+            if start + 1 < stop:  # those behind it are all padded to it
+                wider = lengths[start] - lengths[start + 1]
+                padding += _PADDED_READ * wider * sum(tokens[start + 1 : stop])
+            cheapest = min(cheapest, (best[start] + _GROUP + padding, start))
+        best.append(cheapest[0])
+        opened.append(cheapest[1])
+    stop = len(lengths)
+    while stop:
+        start = opened[stop]
+        yield [index for n in lengths[start:stop] for index in of_length[n]]
+        stop = start
 
 
 def _slab_runs(

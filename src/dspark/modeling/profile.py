@@ -1,9 +1,9 @@
 """What a target step costs on this device: real forwards of given shapes, timed."""
 
 from collections.abc import Sequence
-from statistics import median
 from time import perf_counter
 
+import numpy as np
 import torch
 
 from dspark.core.errors import InvalidRequestError
@@ -20,7 +20,8 @@ def profile_steps(
     shapes: Sequence[ProfileShape],
     repeats: int,
 ) -> list[float]:
-    """Median seconds of `repeats` steps (backbone, head and argmax), one for each shape.
+    """Seconds of steps (backbone, head and argmax), one for each shape: the lower quartile of
+    `repeats`, because whatever else the machine does only ever adds to a step.
 
     Shapes take turns, so that a machine that slows down meanwhile slows all of them, and their
     differences hold. Runs on scratch blocks of the pool, freed afterwards; what the cache held
@@ -36,7 +37,12 @@ def profile_steps(
             seconds = _seconds(backbone, head, pool, shape)
             if turn:  # first touches and kernel choices are not timed
                 own.append(seconds)
-    return [median(own) for own in times]
+    return [lower_quartile(own) for own in times]
+
+
+def lower_quartile(times: Sequence[float]) -> float:
+    """A time that was measured: the least of up to four."""
+    return float(np.quantile(times, 0.25, method="lower"))
 
 
 def _seconds(backbone: Backbone, head: LocalHead, pool: BlockPool, shape: ProfileShape) -> float:

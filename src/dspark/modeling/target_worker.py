@@ -125,7 +125,7 @@ class TargetWorker:
 
     @torch.inference_mode()
     def profile(self, shapes: Sequence[ProfileShape], repeats: int) -> list[float]:
-        """Median seconds of a target step for each shape; see `profile_steps`."""
+        """Seconds of a target step for each shape; see `profile_steps`."""
         return profile_steps(self._backbone, self._head, self._sequences.pool, shapes, repeats)
 
     def _admit(self, batch: VerifyBatch) -> tuple[dict[SequenceKey, Verdict], list[Job]]:

@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -15,6 +16,7 @@ from dspark.bench.serving import (
     ServeOptions,
     Summary,
     by_domain,
+    in_turns,
     read_summaries,
     still_racing,
 )
@@ -197,3 +199,18 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
     file.write_text("[]")
     with pytest.raises(ConfigError, match="holds no results of this version"):
         read_summaries(file)
+
+
+def test_turns_are_in_random_order_and_nobody_goes_on() -> None:
+    planners, last = ["none", "fixed:1", "capacity"], "capacity"
+    rng = np.random.default_rng(0)
+    at = {planner: [0, 0, 0] for planner in planners}
+    for _ in range(3000):
+        order = in_turns(planners, last, rng)
+        assert sorted(order) == sorted(planners)
+        assert order[0] != last
+        for place, planner in enumerate(order):
+            at[planner][place] += 1
+        last = order[-1]
+    assert all(900 < count < 1100 for places in at.values() for count in places)
+    assert in_turns(["none"], "none", rng) == ["none"]

@@ -1,8 +1,12 @@
+from itertools import combinations
+from unittest.mock import patch
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dspark.modeling import attention_plan
 from dspark.modeling.attention import attend
 from dspark.modeling.attention_plan import Gather, Slabs, Span, plan_attention
 from dspark.modeling.kv import KVCache, KVShape
@@ -31,10 +35,11 @@ def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int) -> 
 @given(
     shapes=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), min_size=1, max_size=6),
     layout=st.sampled_from(["scattered", "slabs", "runs"]),
+    group_cost=st.sampled_from([0, 20, attention_plan._GROUP]),  # one for each width, or padding
     seed=st.integers(0, 1000),
 )
 def test_every_row_sees_its_own_sequence_and_nothing_else(
-    shapes: list[tuple[int, int]], layout: str, seed: int
+    shapes: list[tuple[int, int]], layout: str, group_cost: int, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     cache = KVCache(SHAPE, torch.float32)
@@ -63,7 +68,8 @@ def test_every_row_sees_its_own_sequence_and_nothing_else(
     spans = [Span(table, start, n) for table, (start, n) in zip(tables, shapes, strict=True)]
     new_k = torch.cat([k[start:] for (start, _), (k, _) in zip(shapes, history, strict=True)])
     new_v = torch.cat([v[start:] for (start, _), (_, v) in zip(shapes, history, strict=True)])
-    got = run(cache, spans, torch.cat(queries), new_k, new_v)
+    with patch.object(attention_plan, "_GROUP", group_cost):
+        got = run(cache, spans, torch.cat(queries), new_k, new_v)
     expected = [
         reference(q, k, v, start)
         for q, (start, _), (k, v) in zip(queries, shapes, history, strict=True)
@@ -94,6 +100,41 @@ def test_scattered_blocks_of_similar_length_share_one_gather() -> None:
     (group,) = plan_attention(spans, cache, HEADS // KV_HEADS).groups
     assert isinstance(group.context, Gather)
     assert group.num_spans == 3
+
+
+def test_ragged_decode_rows_share_a_group_and_a_prompt_has_its_own() -> None:
+    """As a planner that trims leaves them: a group for each length would cost more than padding."""
+    cache = KVCache(KVShape(1, KV_HEADS, HEAD_DIM, 200, BLOCK_SIZE), torch.float32)
+    lengths = (1, 5, 3, 13, 2)
+    decoding = [Span(range(i * 25, i * 25 + 25), 80, n) for i, n in enumerate(lengths)]
+    prompt = Span(range(125, 150), 0, 90)
+    groups = plan_attention([*decoding, prompt], cache, HEADS // KV_HEADS).groups
+    assert sorted(group.num_spans for group in groups) == [1, 5]
+
+
+@settings(deadline=None)
+@given(shapes=st.lists(st.tuples(st.integers(0, 600), st.integers(1, 40)), min_size=1, max_size=7))
+def test_no_other_widths_cost_less(shapes: list[tuple[int, int]]) -> None:
+    spans = [Span((), start, length) for start, length in shapes]
+
+    def cost(parts: list[list[Span]]) -> float:
+        padded = sum(
+            (max(s.length for s in part) - span.length) * (span.start + span.length)
+            for part in parts
+            for span in part
+        )
+        return attention_plan._GROUP * len(parts) + attention_plan._PADDED_READ * padded
+
+    found = [[spans[i] for i in members] for members in attention_plan._widths(spans)]
+    assert sorted(id(span) for part in found for span in part) == sorted(map(id, spans))
+    falling = sorted(spans, key=lambda span: -span.length)
+    inner = range(1, len(spans))
+    cheapest = min(
+        cost([falling[a:b] for a, b in zip((0, *cuts), (*cuts, len(spans)), strict=True)])
+        for count in range(len(spans))
+        for cuts in combinations(inner, count)
+    )
+    assert cost(found) == pytest.approx(cheapest)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
