@@ -12,7 +12,7 @@ from time import perf_counter
 import httpx
 
 from dspark.bench.load import Answer, keep_asking
-from dspark.bench.scrape import StepTotals, scrape, step_totals
+from dspark.bench.scrape import PATIENCE, StepTotals, answering, scrape, step_totals
 from dspark.data import Prompt
 
 _POLL_SECONDS = 0.05
@@ -67,7 +67,7 @@ class Racer:
         """Go on for so long, and to the end of the step then in flight.
 
         Raises:
-            DSparkError: the server refused or broke off a request.
+            DSparkError: the server refused or broke off a request, or is gone.
         """
         before, began = scrape(self._url), self._clock()
         self._clock.start()
@@ -114,7 +114,7 @@ async def racer(
     # Made once, since that takes a while of the turn; systems close connections that wait for one.
     limits = httpx.Limits(max_keepalive_connections=0)
     async with httpx.AsyncClient(
-        base_url=url, timeout=60, trust_env=False, limits=limits
+        base_url=url, timeout=PATIENCE, trust_env=False, limits=limits
     ) as control:
         await _post(control, "pause")
         asking = asyncio.create_task(
@@ -140,7 +140,8 @@ async def racer(
 
 
 async def _post(control: httpx.AsyncClient, action: str) -> None:
-    (await control.post(f"/{action}", json={})).raise_for_status()
+    with answering(str(control.base_url)):
+        (await control.post(f"/{action}", json={})).raise_for_status()
 
 
 async def _idle(control: httpx.AsyncClient) -> None:

@@ -1,9 +1,13 @@
 """Differences of a scheduler's metrics over a stretch of load."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+
+from dspark.core.errors import WorkerUnavailableError
 
 Samples = dict[tuple[str, str], float]  # (name, value of its one label or "") -> value
 
@@ -32,8 +36,25 @@ class StepTotals:
         return self.proposed - self.admitted
 
 
+PATIENCE = 60.0  # seconds for an answer: a machine short of memory may stand still for a while
+
+
+@contextmanager
+def answering(url: str) -> Iterator[None]:
+    """Raises WorkerUnavailableError where the server at `url` is no longer reached."""
+    try:
+        yield
+    except httpx.HTTPError as error:
+        raise WorkerUnavailableError(
+            f"the server at {url} stopped answering ({error!r}): the services' log may say why"
+        ) from error
+
+
 def scrape(url: str) -> Samples:
-    text = httpx.get(f"{url}/metrics", trust_env=False).raise_for_status().text
+    """The scheduler's own metrics. Raises WorkerUnavailableError."""
+    with answering(url):
+        reply = httpx.get(f"{url}/metrics", trust_env=False, timeout=PATIENCE)
+        text = reply.raise_for_status().text
     return {
         (sample.name, next(iter(sample.labels.values()), "")): sample.value
         for family in text_string_to_metric_families(text)
