@@ -6,6 +6,7 @@ from statistics import median
 from time import perf_counter
 
 from dspark.core.cost import StepCost
+from dspark.core.statistics import lower_quartile
 from dspark.core.types import (
     DraftBatch,
     DrafterInfo,
@@ -133,8 +134,8 @@ async def time_drafts(
     features: bytes,
     turn: AbstractAsyncContextManager[None] | None = None,
 ) -> list[tuple[int, float]]:
-    """Least seconds of a draft for each number of requests, taking turns; opening them is not
-    counted.
+    """Seconds of a draft for each number of requests, the lower quartile; they take turns, and
+    opening them is not counted.
 
     ``features`` are those of `run_dummy`. ``turn`` is taken for every call: a target that serves
     meanwhile waits for one draft at a time, and the draft for no target step.
@@ -165,7 +166,7 @@ async def time_drafts(
         if number >= len(counts):  # first touches are not timed
             times[requests].append(seconds)
     await timed(DraftBatch(2 + len(counts) * (1 + _REPEATS), (), close=tuple(keys)))
-    return [(requests, min(own)) for requests, own in times.items()]
+    return [(requests, lower_quartile(own)) for requests, own in times.items()]
 
 
 def _request_counts(most: int) -> list[int]:

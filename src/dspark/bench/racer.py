@@ -147,7 +147,8 @@ async def _post(control: httpx.AsyncClient, action: str) -> None:
 async def _idle(control: httpx.AsyncClient) -> None:
     """Wait until the requests whose clients have left are gone."""
     while True:
-        status = (await control.get("/status")).json()["driver"]
+        with answering(str(control.base_url)):
+            status = (await control.get("/status")).json()["driver"]
         if not status["running"] and not status["waiting"]:
             return
         await asyncio.sleep(_POLL_SECONDS)

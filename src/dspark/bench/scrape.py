@@ -9,6 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dspark.core.errors import WorkerUnavailableError
 
+PATIENCE = 60.0  # seconds for an answer: a machine short of memory may stand still for a while
+
 Samples = dict[tuple[str, str], float]  # (name, value of its one label or "") -> value
 
 
@@ -34,9 +36,6 @@ class StepTotals:
     @property
     def trimmed(self) -> float:
         return self.proposed - self.admitted
-
-
-PATIENCE = 60.0  # seconds for an answer: a machine short of memory may stand still for a while
 
 
 @contextmanager

@@ -101,3 +101,9 @@ def ratio_interval(
     tail = (1 - confidence) / 2
     low, high = np.quantile(ratios, (tail, 1 - tail))
     return float(low), float(high)
+
+
+def lower_quartile(times: ArrayLike) -> float:
+    """Of measured times [N], one that was measured: the least of up to four. What held some of them
+    up it does not see."""
+    return float(np.quantile(np.asarray(times, np.float64), 0.25, method="lower"))

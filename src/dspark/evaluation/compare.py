@@ -6,7 +6,7 @@ are judged). Intervals are over answers, not over rounds: rounds of one answer a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from dspark.core.types import Scaling, VerificationMode
 from dspark.data import Prompt
 from dspark.evaluation.answers import answers
 from dspark.evaluation.latency import draft_milliseconds, target_milliseconds
-from dspark.modeling.drafters.checkpoint import load_calibration
+from dspark.modeling.drafters.checkpoint import load_calibration, load_config
 from dspark.modeling.drafters.interface import Drafter
 from dspark.modeling.targets import Progress, resolve_target, silent
 from dspark.training.calibrate import Judged, judge
@@ -77,6 +77,9 @@ def measure(
         TargetError, DrafterError: a model cannot be loaded.
         PromptError: the folder of answers cannot be read.
     """
+    folder = resolve_target(target, progress=progress)
+    sizes = [load_config(drafter, folder).block_size for drafter in drafters]
+    target_ms = target_milliseconds(folder, sizes, batches)
     compared = []
     for drafter in drafters:
         lengths, ece = {}, {}
@@ -106,16 +109,11 @@ def measure(
                 lengths=lengths,
                 ece=ece,
                 draft_ms=draft_milliseconds(model, batches),
-                target_ms={},
+                target_ms={batch: target_ms[config.block_size, batch] for batch in batches},
             )
         )
         progress(f"{drafter.name}: {lengths[VerificationMode.GREEDY][_ALL].accepted_length:.2f}")
-    sizes = [own.block_size for own in compared]
-    passes = target_milliseconds(resolve_target(target), sizes, batches)
-    return [
-        replace(own, target_ms={batch: passes[own.block_size, batch] for batch in batches})
-        for own in compared
-    ]
+    return compared
 
 
 def _judged(

@@ -8,13 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dspark.core.types import (
-    DraftBatch,
-    DraftRow,
-    ProfileShape,
-    SamplingParams,
-    SequenceKey,
-)
+from dspark.core.statistics import lower_quartile
+from dspark.core.types import DraftBatch, DraftRow, ProfileShape, SamplingParams, SequenceKey
 from dspark.modeling.backbone import LocalBackbone
 from dspark.modeling.draft_worker import DraftWorker
 from dspark.modeling.drafters.interface import Drafter
@@ -22,7 +17,7 @@ from dspark.modeling.drafters.shared import SharedDraftParts
 from dspark.modeling.head import LocalHead
 from dspark.modeling.kv import BlockPool
 from dspark.modeling.linear import resolve_precision
-from dspark.modeling.profile import lower_quartile, profile_steps
+from dspark.modeling.profile import profile_steps
 
 _CONTEXT = 256  # tokens of each sequence
 _NEW_TOKENS = 3  # that a sequence brings to each draft

@@ -186,11 +186,11 @@ def _widths(spans: Sequence[Span]) -> Iterator[list[int]]:
     tokens = [sum(spans[i].start + spans[i].length for i in of_length[n]) for n in lengths]
     best, opened = [0.0], [0]  # cost of the first n lengths, and where their last width begins
     for stop in range(1, len(lengths) + 1):
-        padding, cheapest = 0.0, (float("inf"), 0)
+        padding, behind, width = 0.0, 0, lengths[stop - 1]
+        cheapest = (float("inf"), 0)
         for start in reversed(range(stop)):
-            if start + 1 < stop:  # those behind it are all padded to it
-                wider = lengths[start] - lengths[start + 1]
-                padding += _PADDED_READ * wider * sum(tokens[start + 1 : stop])
+            padding += _PADDED_READ * (lengths[start] - width) * behind  # all padded up to it
+            behind, width = behind + tokens[start], lengths[start]
             cheapest = min(cheapest, (best[start] + _GROUP + padding, start))
         best.append(cheapest[0])
         opened.append(cheapest[1])

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from time import perf_counter
 
-import numpy as np
 import torch
 
 from dspark.core.errors import InvalidRequestError
+from dspark.core.statistics import lower_quartile
 from dspark.core.types import ProfileShape
 from dspark.modeling.backbone import Backbone, PackedStep, Span
 from dspark.modeling.head import LocalHead
@@ -38,11 +38,6 @@ def profile_steps(
             if turn:  # first touches and kernel choices are not timed
                 own.append(seconds)
     return [lower_quartile(own) for own in times]
-
-
-def lower_quartile(times: Sequence[float]) -> float:
-    """A time that was measured: the least of up to four."""
-    return float(np.quantile(times, 0.25, method="lower"))
 
 
 def _seconds(backbone: Backbone, head: LocalHead, pool: BlockPool, shape: ProfileShape) -> float:

@@ -6,9 +6,9 @@ import pytest
 from dspark_services.scheduler.profile import time_steps
 
 from dspark.core.cost import StepCost
+from dspark.core.statistics import lower_quartile
 from dspark.core.types import ProfileShape, TargetInfo
 from dspark.engine.admission import Limits
-from dspark.modeling.profile import lower_quartile
 
 TARGET = TargetInfo(1, "tiny", "", "", "", 64, 8192, 1024, 16, "fp32", "cpu")
 LIMITS = Limits(max_running=64, max_prefill_tokens=256, max_batch_tokens=512)
