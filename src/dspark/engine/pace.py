@@ -19,7 +19,7 @@ FEWEST_PLAIN = 4  # steps of a kind before it is judged: one outlier then cannot
 FEWEST_DRAFTED = 16
 FIRST_PLAIN_EVERY = 4  # steps that draft for each that does not, until there are enough
 PLAIN_EVERY = 32  # and afterwards: costs a thirtieth of what drafting gains
-SURE, SURE_PLAIN_EVERY = 4.0, 96  # while the gain is so many standard errors above zero
+SURE, SURE_PLAIN_EVERY = 3.0, 96  # while the gain is so many standard errors above zero
 RECKON_EVERY = 8  # steps for which a gain stands; working it out takes some 0.2 ms
 
 

@@ -11,9 +11,12 @@ def attend(
 ) -> Tensor:
     """Write a layer's new keys and values, then attend to all that its rows may see.
 
-    queries: [B, H, hd]; keys_values: [B, 2*KV, hd], the keys first. Returns [B, H*hd].
+    queries: [P, H, hd]; keys_values: [P, 2*KV, hd], the keys first. Returns [P, H*hd]. Of the P
+    rows the first B are real.
     """
-    plan.cache.write(layer, plan.slots, keys_values)
+    num_tokens = len(plan.slots)
+    plan.cache.write(layer, plan.slots, keys_values[:num_tokens])
+    queries = queries[:num_tokens]
     cache = plan.cache.layers[layer]
     outputs = [_attend(group, queries, cache, scaling) for group in plan.groups]
     packed = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -41,9 +44,9 @@ def _context(group: Group, cache: Tensor) -> tuple[Tensor, ...]:
     kv_heads, (_, _, block_size, head_dim) = cache.shape[0] // 2, cache.shape
     context = group.context
     if isinstance(context, Gather):
-        gathered = cache.index_select(1, context.blocks)
-        gathered = gathered.view(2, kv_heads, group.num_spans, -1, head_dim)
-        return gathered.transpose(1, 2).unbind(0)
+        # Along the first of two dimensions, which is twice as fast as along the second of four.
+        gathered = cache.view(-1, block_size * head_dim).index_select(0, context.rows)
+        return gathered.view(2, group.num_spans, kv_heads, -1, head_dim).unbind(0)
     block = block_size * head_dim
     return cache.as_strided(
         (2, group.num_spans, kv_heads, context.num_blocks * block_size, head_dim),

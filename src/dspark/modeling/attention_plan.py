@@ -18,9 +18,10 @@ from dspark.modeling.kv import KVCache
 _MAX_GATHER_TOKENS = 4096
 """Context tokens copied out at once: keeps a group's context in the CPU's last-level cache."""
 
-_GROUP, _PADDED_READ, _VIEW_READ, _GATHER_READ = 400, 0.1, 0.75, 1.75
-"""Measured on a CPU, in units of copying one context token: one more group, a token that a padded
-query reads, reading a token in place (padding included), copying it out and then reading it."""
+_GROUP, _PADDED_READ, _VIEW_READ, _GATHER_READ = 2000, 0.4, 3.5, 4.2
+"""Measured on a CPU, in microseconds over 30 layers of 3 KV heads: one more group, a context token
+that a padded query reads, reading one in place (padding included), copying it out and reading it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Context to copy out."""
+    """Context to copy out: every head's part of every block, one after the other."""
 
-    blocks: Tensor  # [R*N] block tables; padding repeats the last block
+    rows: Tensor  # [2*R*KV*N] of a layer's cache seen as [2*KV*num_blocks, block_size*hd], all keys
+    # before all values; padding repeats a span's last block
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,27 +70,31 @@ class AttentionPlan:
 
     cache: KVCache
     slots: Tensor  # [B] cache slot of every packed row
-    positions: Tensor  # [B] position of every packed row in its sequence
+    positions: Tensor  # [P] position of every packed row in its sequence, 0 of the padding
     groups: tuple[Group, ...]
-    restore: Tensor | None  # [B] where a packed row's output lies in the groups' concatenated
+    restore: Tensor | None  # [P] where a packed row's output lies in the groups' concatenated
     # outputs; None: at its own place
 
 
-def plan_attention(spans: Sequence[Span], cache: KVCache, share: int) -> AttentionPlan:
+def plan_attention(
+    spans: Sequence[Span], cache: KVCache, share: int, num_rows: int
+) -> AttentionPlan:
     """Group the spans and build the index tensors of a step. Rows are in span order.
 
-    ``share``: query heads that read one KV head.
+    ``share``: query heads that read one KV head. ``num_rows``: P >= B, the spans' rows and padding
+    behind them, which is neither kept nor attended to and gets the output of some other row.
     """
     device = cache.device
     block_size = cache.shape.block_size
     first_row = np.cumsum([0, *(span.length for span in spans)])
-    positions = np.concatenate([np.arange(s.start, s.start + s.length) for s in spans])
-    slots = np.empty_like(positions)
+    positions = np.zeros(num_rows, np.int64)
+    slots = np.empty(first_row[-1], np.int64)
     for span, first in zip(spans, first_row, strict=False):
-        own = positions[first : first + span.length]
+        own = np.arange(span.start, span.start + span.length)
+        positions[first : first + span.length] = own
         blocks = np.asarray(span.blocks)[own // block_size]
         slots[first : first + span.length] = blocks * block_size + own % block_size
-    groups, restore, offset = [], np.empty_like(positions), 0
+    groups, restore, offset = [], np.zeros_like(positions), 0
     for members, spacing in _rectangles(spans, block_size, cache.shape.num_blocks):
         width = max(spans[i].length for i in members)
         chosen = [spans[i] for i in members]
@@ -130,7 +136,8 @@ def _build_group(
             table = span.blocks[:num_blocks]
             row[: len(table)] = table
             row[len(table) :] = table[-1]
-        context = Gather(torch.from_numpy(tables.reshape(-1)).to(device))
+        heads = np.arange(2 * cache.shape.kv_heads).reshape(2, 1, -1, 1) * cache.shape.num_blocks
+        context = Gather(torch.from_numpy((heads + tables[:, None]).reshape(-1)).to(device))
     else:
         context = Slabs(spans[0].blocks[0], spacing, num_blocks)
     return Group(
@@ -148,10 +155,40 @@ def _unless_identity(index: NDArray[np.int64], size: int, device: torch.device) 
     return torch.from_numpy(index).to(device)
 
 
-def _rectangles(
-    spans: Sequence[Span], block_size: int, num_blocks: int
-) -> Iterator[tuple[list[int], int | None]]:
-    """Groups of span indices, each with its slab spacing, or None where it must be gathered."""
+_Rectangle = tuple[list[int], int | None]
+"""Span indices that make a group, and their slab spacing, or None where they must be gathered."""
+
+
+def _rectangles(spans: Sequence[Span], block_size: int, num_blocks: int) -> list[_Rectangle]:
+    """All spans in groups that cost little to read."""
+    found = list(_by_width(spans, block_size, num_blocks))
+    members = [[spans[i] for i in group] for group, _ in found]
+    count = np.array([len(group) for group in members])
+    width = np.array([max(span.length for span in group) for group in members])
+    context = np.array([max(span.start + span.length for span in group) for group in members])
+    context = -(-context // block_size) * block_size
+    read = np.where([spacing is None for _, spacing in found], _GATHER_READ, _VIEW_READ)
+    cost = _GROUP + count * context * (read + _PADDED_READ * width)
+    while len(found) > 1:  # join the two that are cheapest together, as long as there are such
+        tokens = np.add.outer(count, count) * np.maximum.outer(context, context)
+        together = _GROUP + tokens * (_GATHER_READ + _PADDED_READ * np.maximum.outer(width, width))
+        saved = np.triu(np.add.outer(cost, cost) - together, 1)
+        saved[tokens > _MAX_GATHER_TOKENS] = 0
+        one, other = divmod(int(saved.argmax()), len(found))
+        if saved[one, other] <= 0:
+            break
+        found[one] = found[one][0] + found[other][0], None
+        cost[one] = together[one, other]
+        for values, joint in ((count, np.add), (width, np.maximum), (context, np.maximum)):
+            values[one] = joint(values[one], values[other])
+        kept = np.arange(len(found)) != other
+        count, width, context, cost = count[kept], width[kept], context[kept], cost[kept]
+        del found[other]
+    return found
+
+
+def _by_width(spans: Sequence[Span], block_size: int, num_blocks: int) -> Iterator[_Rectangle]:
+    """Groups of spans of about one length, in place where that is cheaper."""
     used = [-(-(span.start + span.length) // block_size) for span in spans]
 
     def viewed(run: list[int]) -> float:

@@ -14,7 +14,12 @@ from dspark.core.errors import TargetError
 from dspark.modeling.attention_plan import Span, plan_attention
 from dspark.modeling.decoder import PackedDecoder
 from dspark.modeling.kv import KVCache, KVShape
-from dspark.modeling.linear import Precision, activation_dtype
+from dspark.modeling.linear import (
+    Precision,
+    activation_dtype,
+    has_packed_bf16,
+    padded_rows,
+)
 
 __all__ = ["Backbone", "BackboneOutput", "LocalBackbone", "PackedStep", "Span"]
 
@@ -66,6 +71,7 @@ class LocalBackbone:
         if threads is not None:
             torch.set_num_threads(threads)
         self.precision = precision
+        self._pads = precision == "bf16" and has_packed_bf16()
         self.config, model = _load_decoder(folder, activation_dtype(precision))
         self.tap_layers = tuple(tap_layers)
         num_layers = self.config.num_hidden_layers
@@ -85,7 +91,10 @@ class LocalBackbone:
 
     def forward(self, step: PackedStep) -> BackboneOutput:
         """Run one packed step: writes its keys and values, returns its hidden states."""
-        plan = plan_attention(step.spans, self.kv, self._share)
+        num_rows = len(step.token_ids)
+        if self._pads:
+            num_rows = padded_rows(num_rows)
+        plan = plan_attention(step.spans, self.kv, self._share, num_rows)
         with torch.inference_mode():
             hidden, taps = self._decoder(step.token_ids, plan)
             return BackboneOutput(

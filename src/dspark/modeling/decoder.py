@@ -30,6 +30,8 @@ class PackedDecoder:
     def __call__(self, token_ids: Tensor, plan: AttentionPlan) -> tuple[Tensor, list[Tensor]]:
         """token_ids: [B]. Writes their keys and values to the plan's cache. Returns the final
         hidden states [B, d], normed, and the taps [B, d]."""
+        num_tokens = len(token_ids)
+        token_ids = nn.functional.pad(token_ids, (0, len(plan.positions) - num_tokens))
         rows = nn.functional.embedding(token_ids, self._embedding)
         cos, sin = self._rotary(rows, plan.positions[None])
         rope = signed_rope(cos[0], sin[0])
@@ -37,5 +39,5 @@ class PackedDecoder:
         for index, layer in enumerate(self._layers):
             rows = layer(rows, rope, partial(attend, plan, index, scaling=self._scaling))
             if index in self._tap_layers:
-                tapped[index] = rows
-        return self._norm(rows), [tapped[layer] for layer in self._tap_layers]
+                tapped[index] = rows[:num_tokens]
+        return self._norm(rows[:num_tokens]), [tapped[layer] for layer in self._tap_layers]

@@ -2,7 +2,7 @@
 CPU."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Literal, TypeAlias, cast, get_args
 
 import torch
@@ -67,6 +67,19 @@ def linear_function(weight: Tensor, bias: Tensor | None, precision: Precision) -
     return partial(nn.functional.linear, weight=weight, bias=bias)
 
 
+_TILE = 16  # rows of a tile of the matrix units
+
+
+def padded_rows(rows: int) -> int:
+    """So many rows cost `packed_bf16` no more than ``rows`` do, and are one of few counts.
+
+    oneDNN builds a kernel for every count it has not met lately, which takes as long as computing
+    half a step; batches of all sizes would make it do so in most steps.
+    """
+    return rows if rows <= _TILE else -(-rows // _TILE) * _TILE
+
+
+@cache
 def has_packed_bf16() -> bool:
     """Whether this build and this CPU can do `packed_bf16`."""
     has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
@@ -75,12 +88,20 @@ def has_packed_bf16() -> bool:
 
 def packed_bf16(weight: Tensor, bias: Tensor | None) -> RowFunction:
     """A bf16 product whose weight lies as oneDNN's kernels read it, instead of being rearranged in
-    every call. The two operations are those that torch's own compiler emits for a linear."""
+    every call. The two operations are those that torch's own compiler emits for a linear.
+
+    Many rows are padded (`padded_rows`); a caller of many products does that once for all.
+    """
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
     product = torch.ops.mkldnn._linear_pointwise.default
 
     def linear(x: Tensor) -> Tensor:
-        return cast(Tensor, product(x, packed, bias, "none", [], ""))
+        rows = len(x)
+        missing = padded_rows(rows) - rows
+        if missing:
+            x = nn.functional.pad(x, (0, 0, 0, missing))
+        y = cast(Tensor, product(x, packed, bias, "none", [], ""))
+        return y[:rows] if missing else y
 
     return linear
 

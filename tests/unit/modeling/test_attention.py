@@ -8,17 +8,35 @@ from hypothesis import strategies as st
 
 from dspark.modeling import attention_plan
 from dspark.modeling.attention import attend
-from dspark.modeling.attention_plan import Gather, Slabs, Span, plan_attention
+from dspark.modeling.attention_plan import Gather, Group, Slabs, Span, plan_attention
 from dspark.modeling.kv import KVCache, KVShape
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, NUM_BLOCKS = 4, 2, 8, 4, 96
 SHAPE = KVShape(1, KV_HEADS, HEAD_DIM, NUM_BLOCKS, BLOCK_SIZE)
 
 
-def run(cache: KVCache, spans: list[Span], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
+def run(
+    cache: KVCache,
+    spans: list[Span],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    padding: int = 0,
+):
     """q: [B, H, hd]; k, v: [B, KV, hd]. Returns [B, H, hd]."""
-    plan = plan_attention(spans, cache, HEADS // KV_HEADS)
-    return attend(plan, 0, q, torch.cat((k, v), dim=1), HEAD_DIM**-0.5).view(q.shape)
+    plan = plan_attention(spans, cache, HEADS // KV_HEADS, len(q) + padding)
+    queries, keys_values = (
+        torch.cat((rows, rows.new_full((padding, *rows.shape[1:]), 7.0)))
+        for rows in (q, torch.cat((k, v), dim=1))
+    )
+    mixed = attend(plan, 0, queries, keys_values, HEAD_DIM**-0.5)
+    assert len(mixed) == len(plan.positions) == len(q) + padding
+    return mixed[: len(q)].view(q.shape)
+
+
+def groups_of(cache: KVCache, spans: list[Span]) -> tuple[Group, ...]:
+    num_rows = sum(span.length for span in spans)
+    return plan_attention(spans, cache, HEADS // KV_HEADS, num_rows).groups
 
 
 def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int) -> torch.Tensor:
@@ -36,10 +54,11 @@ def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int) -> 
     shapes=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), min_size=1, max_size=6),
     layout=st.sampled_from(["scattered", "slabs", "runs"]),
     group_cost=st.sampled_from([0, 20, attention_plan._GROUP]),  # one for each width, or padding
+    padding=st.integers(0, 3),
     seed=st.integers(0, 1000),
 )
 def test_every_row_sees_its_own_sequence_and_nothing_else(
-    shapes: list[tuple[int, int]], layout: str, group_cost: int, seed: int
+    shapes: list[tuple[int, int]], layout: str, group_cost: int, padding: int, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     cache = KVCache(SHAPE, torch.float32)
@@ -69,7 +88,7 @@ def test_every_row_sees_its_own_sequence_and_nothing_else(
     new_k = torch.cat([k[start:] for (start, _), (k, _) in zip(shapes, history, strict=True)])
     new_v = torch.cat([v[start:] for (start, _), (_, v) in zip(shapes, history, strict=True)])
     with patch.object(attention_plan, "_GROUP", group_cost):
-        got = run(cache, spans, torch.cat(queries), new_k, new_v)
+        got = run(cache, spans, torch.cat(queries), new_k, new_v, padding)
     expected = [
         reference(q, k, v, start)
         for q, (start, _), (k, v) in zip(queries, shapes, history, strict=True)
@@ -80,7 +99,7 @@ def test_every_row_sees_its_own_sequence_and_nothing_else(
 def test_evenly_spaced_slabs_are_read_in_place() -> None:
     cache = KVCache(SHAPE, torch.float32)
     spans = [Span(range(i * 20, i * 20 + 20), 70, 1) for i in range(4)]
-    (group,) = plan_attention(spans, cache, HEADS // KV_HEADS).groups
+    (group,) = groups_of(cache, spans)
     assert group.context == Slabs(0, 20, 18)
 
 
@@ -88,7 +107,7 @@ def test_a_view_never_reaches_past_the_cache() -> None:
     """The last slab is short: read as long as its neighbour it would leave the tensor."""
     cache = KVCache(SHAPE, torch.float32)
     spans = [Span(range(48, 72), 90, 1), Span(range(92, 96), 10, 1)]
-    for group in plan_attention(spans, cache, HEADS // KV_HEADS).groups:
+    for group in groups_of(cache, spans):
         if isinstance(group.context, Slabs):
             last = group.context.first_block + (group.num_spans - 1) * group.context.spacing
             assert last + group.context.num_blocks <= NUM_BLOCKS
@@ -97,7 +116,7 @@ def test_a_view_never_reaches_past_the_cache() -> None:
 def test_scattered_blocks_of_similar_length_share_one_gather() -> None:
     cache = KVCache(SHAPE, torch.float32)
     spans = [Span([i, i + 40, i + 20], 9 + i, 1) for i in range(3)]
-    (group,) = plan_attention(spans, cache, HEADS // KV_HEADS).groups
+    (group,) = groups_of(cache, spans)
     assert isinstance(group.context, Gather)
     assert group.num_spans == 3
 
@@ -108,7 +127,7 @@ def test_ragged_decode_rows_share_a_group_and_a_prompt_has_its_own() -> None:
     lengths = (1, 5, 3, 13, 2)
     decoding = [Span(range(i * 25, i * 25 + 25), 80, n) for i, n in enumerate(lengths)]
     prompt = Span(range(125, 150), 0, 90)
-    groups = plan_attention([*decoding, prompt], cache, HEADS // KV_HEADS).groups
+    groups = groups_of(cache, [*decoding, prompt])
     assert sorted(group.num_spans for group in groups) == [1, 5]
 
 

@@ -22,9 +22,12 @@ def test_rotation_is_the_one_of_transformers() -> None:
     torch.testing.assert_close(heads, expected)
 
 
+@pytest.mark.parametrize("num_rows", [7, 16])
 @pytest.mark.parametrize("kind", [(LlamaModel, LlamaConfig), (Qwen3Model, Qwen3Config)])
-def test_biases_are_taken_along(kind: tuple[Any, Any]) -> None:
-    """The shipped target has none; other models of the families do."""
+def test_biases_are_taken_along_and_padding_changes_nothing(
+    kind: tuple[Any, Any], num_rows: int
+) -> None:
+    """The shipped target has no biases; other models of the families do."""
     model_class, config_class = kind
     torch.manual_seed(0)
     mlp = {"mlp_bias": True} if config_class is LlamaConfig else {}
@@ -38,9 +41,10 @@ def test_biases_are_taken_along(kind: tuple[Any, Any]) -> None:
             parameter.data.normal_()
     ids = torch.arange(7)
     cache = KVCache(KVShape(2, 2, 8, 8, 4), torch.float32)
-    plan = plan_attention([Span(range(2), 0, 7)], cache, 2)
+    plan = plan_attention([Span(range(2), 0, 7)], cache, 2, num_rows)
     with torch.inference_mode():
         expected = model(ids[None], output_hidden_states=True)
         hidden, (tap,) = PackedDecoder(model, "fp32", (0,))(ids, plan)
     torch.testing.assert_close(hidden, expected.last_hidden_state[0], atol=1e-5, rtol=1e-4)
+    assert len(hidden) == len(tap) == len(ids)
     torch.testing.assert_close(tap, expected.hidden_states[1][0], atol=1e-5, rtol=1e-4)

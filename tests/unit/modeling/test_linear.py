@@ -11,6 +11,7 @@ from dspark.modeling.linear import (
     has_packed_bf16,
     linear_function,
     packed_bf16,
+    padded_rows,
     resolve_precision,
     rms_norm,
 )
@@ -23,6 +24,13 @@ needs_fbgemm = pytest.mark.skipif(
 def test_unknown_precision_names_the_choices() -> None:
     with pytest.raises(ConfigError, match="auto, fp32, bf16, fp16w"):
         resolve_precision("int3")
+
+
+def test_padding_takes_few_rows_more_and_leaves_few_counts() -> None:
+    counts = range(1, 513)
+    assert all(rows <= padded_rows(rows) < rows + 16 for rows in counts)
+    assert all(padded_rows(rows) == rows for rows in range(1, 17))  # a lone user's steps
+    assert len({padded_rows(rows) for rows in counts}) < 50
 
 
 def test_auto_is_one_of_the_precisions() -> None:
