@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from dspark.core.errors import TargetError
-from dspark.modeling.attention_plan import Span, plan_attention
+from dspark.modeling.attention_groups import Span
+from dspark.modeling.attention_plan import plan_attention
 from dspark.modeling.decoder import PackedDecoder
 from dspark.modeling.kv import KVCache, KVShape
 from dspark.modeling.linear import (

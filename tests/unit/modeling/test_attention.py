@@ -6,9 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dspark.modeling import attention_plan
+from dspark.modeling import attention_groups
 from dspark.modeling.attention import attend
-from dspark.modeling.attention_plan import Gather, Group, Slabs, Span, plan_attention
+from dspark.modeling.attention_groups import Span
+from dspark.modeling.attention_plan import Gather, Group, Slabs, plan_attention
 from dspark.modeling.kv import KVCache, KVShape
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, NUM_BLOCKS = 4, 2, 8, 4, 96
@@ -53,7 +54,7 @@ def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int) -> 
 @given(
     shapes=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), min_size=1, max_size=6),
     layout=st.sampled_from(["scattered", "slabs", "runs"]),
-    group_cost=st.sampled_from([0, 20, attention_plan._GROUP]),  # one for each width, or padding
+    group_cost=st.sampled_from([0, 20, attention_groups._GROUP]),  # one for each width, or padding
     padding=st.integers(0, 3),
     seed=st.integers(0, 1000),
 )
@@ -87,7 +88,7 @@ def test_every_row_sees_its_own_sequence_and_nothing_else(
     spans = [Span(table, start, n) for table, (start, n) in zip(tables, shapes, strict=True)]
     new_k = torch.cat([k[start:] for (start, _), (k, _) in zip(shapes, history, strict=True)])
     new_v = torch.cat([v[start:] for (start, _), (_, v) in zip(shapes, history, strict=True)])
-    with patch.object(attention_plan, "_GROUP", group_cost):
+    with patch.object(attention_groups, "_GROUP", group_cost):
         got = run(cache, spans, torch.cat(queries), new_k, new_v, padding)
     expected = [
         reference(q, k, v, start)
@@ -142,9 +143,9 @@ def test_no_other_widths_cost_less(shapes: list[tuple[int, int]]) -> None:
             for part in parts
             for span in part
         )
-        return attention_plan._GROUP * len(parts) + attention_plan._PADDED_READ * padded
+        return attention_groups._GROUP * len(parts) + attention_groups._PADDED_READ * padded
 
-    found = [[spans[i] for i in members] for members in attention_plan._widths(spans)]
+    found = [[spans[i] for i in members] for members in attention_groups._widths(spans)]
     assert sorted(id(span) for part in found for span in part) == sorted(map(id, spans))
     falling = sorted(spans, key=lambda span: -span.length)
     inner = range(1, len(spans))

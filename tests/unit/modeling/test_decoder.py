@@ -5,7 +5,8 @@ import torch
 from transformers import LlamaConfig, LlamaModel, Qwen3Config, Qwen3Model
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from dspark.modeling.attention_plan import Span, plan_attention
+from dspark.modeling.attention_groups import Span
+from dspark.modeling.attention_plan import plan_attention
 from dspark.modeling.decoder import PackedDecoder
 from dspark.modeling.fused import rotate
 from dspark.modeling.kv import KVCache, KVShape
