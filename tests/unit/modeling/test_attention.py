@@ -122,6 +122,18 @@ def test_scattered_blocks_of_similar_length_share_one_gather() -> None:
     assert group.num_spans == 3
 
 
+@pytest.mark.parametrize(("longer", "num_groups"), [(60, 1), (1500, 2)])
+def test_unequal_contexts_share_a_gather_unless_padding_costs_more_than_a_group(
+    longer: int, num_groups: int
+) -> None:
+    cache = KVCache(KVShape(1, KV_HEADS, HEAD_DIM, 800, BLOCK_SIZE), torch.float32)
+    spans = [
+        Span(list(range(first, 800, 2)), context, 1)  # every other block: nothing to read in place
+        for first, context in ((0, 20), (1, longer))
+    ]
+    assert len(groups_of(cache, spans)) == num_groups
+
+
 def test_ragged_decode_rows_share_a_group_and_a_prompt_has_its_own() -> None:
     """As a planner that trims leaves them: a group for each length would cost more than padding."""
     cache = KVCache(KVShape(1, KV_HEADS, HEAD_DIM, 200, BLOCK_SIZE), torch.float32)
