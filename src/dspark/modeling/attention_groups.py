@@ -38,14 +38,22 @@ class Rectangle(NamedTuple):
 
 def rectangles(spans: Sequence[Span], block_size: int, num_blocks: int) -> list[Rectangle]:
     """All spans, each in one rectangle. num_blocks: of the cache."""
-    found = list(_by_width(spans, block_size, num_blocks))
-    members = [[spans[i] for i in rectangle.members] for rectangle in found]
-    count = np.array([len(group) for group in members])
-    width = np.array([max(span.length for span in group) for group in members])
-    context = block_size * np.array([max(_used(s, block_size) for s in group) for group in members])
+    used = [-(-(span.start + span.length) // block_size) for span in spans]  # blocks of each
+    found = list(_by_width(spans, used, block_size, num_blocks))
+    return found if len(found) == 1 else _joined(found, spans, used, block_size)
+
+
+def _joined(
+    found: list[Rectangle], spans: Sequence[Span], used: list[int], block_size: int
+) -> list[Rectangle]:
+    """As long as two of them cost less together, the two that gain most are made one."""
+    count = np.array([len(rectangle.members) for rectangle in found])
+    width = np.array([max(spans[i].length for i in rectangle.members) for rectangle in found])
+    context = np.array([max(used[i] for i in rectangle.members) for rectangle in found])
+    context *= block_size
     read = np.where([rectangle.spacing is None for rectangle in found], _GATHER_READ, _VIEW_READ)
     cost = _GROUP + count * context * (read + _PADDED_READ * width)
-    while len(found) > 1:  # join the two that gain most from it
+    while len(found) > 1:
         tokens = np.add.outer(count, count) * np.maximum.outer(context, context)
         together = _GROUP + tokens * (_GATHER_READ + _PADDED_READ * np.maximum.outer(width, width))
         saved = np.triu(np.add.outer(cost, cost) - together, 1)
@@ -63,37 +71,30 @@ def rectangles(spans: Sequence[Span], block_size: int, num_blocks: int) -> list[
     return found
 
 
-def _by_width(spans: Sequence[Span], block_size: int, num_blocks: int) -> Iterator[Rectangle]:
+def _by_width(
+    spans: Sequence[Span], used: list[int], block_size: int, num_blocks: int
+) -> Iterator[Rectangle]:
     """A first grouping, by lengths and then by contexts."""
-    used = [_used(span, block_size) for span in spans]
 
-    def viewed(run: list[int]) -> float:
-        return _VIEW_READ * max(used[i] for i in run) * len(run) * block_size
-
-    def gathered(run: list[int]) -> float:
-        return _GATHER_READ * sum(used[i] for i in run) * block_size
+    def saved_in_place(run: Rectangle) -> float:
+        if run.spacing is None:
+            return 0.0
+        blocks = [used[i] for i in run.members]
+        in_place = _VIEW_READ * max(blocks) * len(blocks)
+        return (_GATHER_READ * sum(blocks) - in_place) * block_size
 
     for members in _widths(spans):
         rest: list[Rectangle] = []
         for run in _slab_runs(spans, members, used, num_blocks):
-            if run.spacing and _GROUP + viewed(run.members) < gathered(run.members):
+            if saved_in_place(run) > _GROUP:
                 yield run
             else:
                 rest.append(run)
-        if (
-            len(rest) == 1
-            and rest[0].spacing
-            and viewed(rest[0].members) < gathered(rest[0].members)
-        ):
+        if len(rest) == 1 and saved_in_place(rest[0]) > 0:
             yield rest[0]
         else:
             scattered = [index for run in rest for index in run.members]
             yield from (Rectangle(group, None) for group in _by_length(scattered, used, block_size))
-
-
-def _used(span: Span, block_size: int) -> int:
-    """Blocks that hold its context and its own tokens."""
-    return -(-(span.start + span.length) // block_size)
 
 
 def _widths(spans: Sequence[Span]) -> Iterator[list[int]]:

@@ -18,7 +18,7 @@ from dspark.modeling.kv import KVCache, KVShape
 from dspark.modeling.linear import (
     Precision,
     activation_dtype,
-    has_packed_bf16,
+    packs_bf16,
     padded_rows,
 )
 
@@ -72,7 +72,6 @@ class LocalBackbone:
         if threads is not None:
             torch.set_num_threads(threads)
         self.precision = precision
-        self._pads = precision == "bf16" and has_packed_bf16()
         self.config, model = _load_decoder(folder, activation_dtype(precision))
         self.tap_layers = tuple(tap_layers)
         num_layers = self.config.num_hidden_layers
@@ -89,6 +88,7 @@ class LocalBackbone:
         )
         self._share = self.config.num_attention_heads // shape.kv_heads
         self.kv = KVCache(shape, activation_dtype(precision), feature_dim=feature_dim)
+        self._pads = packs_bf16(precision, self.kv.device)
 
     def forward(self, step: PackedStep) -> BackboneOutput:
         """Run one packed step: writes its keys and values, returns its hidden states."""

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dspark.core.errors import TargetError
-from dspark.modeling.linear import Fp16WeightLinear, Precision, has_packed_bf16
+from dspark.modeling.linear import Fp16WeightLinear, Precision, packs_bf16
 from dspark.modeling.sampling import argmax
 from dspark.modeling.screen import ArgmaxScreen
 
@@ -49,8 +49,7 @@ class LocalHead:
             if precision == "fp32"
             else Fp16WeightLinear(weight)
         )
-        screened = precision == "bf16" and weight.device.type == "cpu" and has_packed_bf16()
-        self._screen = ArgmaxScreen(weight) if screened else None
+        self._screen = ArgmaxScreen(weight) if packs_bf16(precision, weight.device) else None
 
     @classmethod
     def from_folder(cls, folder: Path, precision: Precision) -> Self:

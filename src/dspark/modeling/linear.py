@@ -2,7 +2,7 @@
 CPU."""
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Literal, TypeAlias, cast, get_args
 
 import torch
@@ -62,7 +62,7 @@ def linear_function(weight: Tensor, bias: Tensor | None, precision: Precision) -
     """``x @ W.T + b``. weight: [out, in], already in the precision's activation dtype."""
     if precision == "fp16w":
         return Fp16WeightLinear(weight, bias).forward
-    if precision == "bf16" and weight.device.type == "cpu" and has_packed_bf16():
+    if packs_bf16(precision, weight.device):
         return packed_bf16(weight, bias)
     return partial(nn.functional.linear, weight=weight, bias=bias)
 
@@ -79,7 +79,11 @@ def padded_rows(rows: int) -> int:
     return rows if rows <= _TILE else -(-rows // _TILE) * _TILE
 
 
-@cache
+def packs_bf16(precision: Precision, device: torch.device) -> bool:
+    """Whether products of this precision are `packed_bf16` on this device."""
+    return precision == "bf16" and device.type == "cpu" and has_packed_bf16()
+
+
 def has_packed_bf16() -> bool:
     """Whether this build and this CPU can do `packed_bf16`."""
     has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
