@@ -7,15 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dspark.bench.contenders import is_reference, is_static
 from dspark.bench.rounds import neighbours, paired_ratio
-from dspark.bench.serving import REFERENCE, Summary, is_static
+from dspark.bench.serving import Summary
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A planner at the throughput that the reference had at some concurrency."""
+    """A planner at the throughput that a reference had at some concurrency."""
 
     transport: str
+    reference: str
     concurrency: int  # of the reference
     throughput: float  # tokens a second
     reference_rate: float  # tokens a second of the median user
@@ -53,20 +55,22 @@ class Rivalry:
 
 
 def matched(rows: Sequence[Summary]) -> list[Match]:
-    """Every other planner at each throughput of the reference that lies on its curve.
+    """Every other planner at each throughput of a reference that lies on its curve.
 
     A planner's curve runs through its measured points over rising concurrency, straight in between,
     as in the throughput-interactivity plots of the DSpark paper. Nothing is extrapolated.
     """
     matches = []
-    for reference in (row for row in rows if row.planner == REFERENCE):
+    for reference in (row for row in rows if is_reference(row.planner)):
         for planner, curve in _curves(rows, reference.transport).items():
             throughput = [row.throughput for row in curve]
-            if planner != REFERENCE and throughput[0] <= reference.throughput <= throughput[-1]:
+            on_curve = throughput[0] <= reference.throughput <= throughput[-1]
+            if planner != reference.planner and on_curve:
                 rate = np.interp(reference.throughput, throughput, [row.user_rate for row in curve])
                 matches.append(
                     Match(
                         reference.transport,
+                        reference.planner,
                         reference.concurrency,
                         reference.throughput,
                         reference.user_rate,

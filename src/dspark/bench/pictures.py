@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dspark.bench.serving import BASELINE, Summary
+from dspark.bench.contenders import BASELINE
+from dspark.bench.serving import Summary
 from dspark.ops.figures import new_figure, save_figure
 from dspark.ops.settings import Settings
 

@@ -1,6 +1,6 @@
-"""`dspark bench serve`: planners against each other under load, in one run.
+"""`dspark bench serve`: planners, and drafters, against each other under load, in one run.
 
-Every planner has a system of its own, and clients who ask the same prompts in the same order. For
+Every contender has a system of its own, and clients who ask the same prompts in the same order. For
 every concurrency the systems take turns of a few seconds, round by round: a machine that slows down
 slows them all, and none has to be filled or drained. Another transport is measured in the same way
 afterwards.
@@ -17,6 +17,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from dspark.bench.contenders import BASELINE, is_reference, is_static, parse_contenders
 from dspark.bench.load import Answer
 from dspark.bench.racer import Turn, racer
 from dspark.bench.rounds import paired_ratio
@@ -25,10 +26,6 @@ from dspark.core.errors import ConfigError
 from dspark.data import Prompt
 from dspark.ops.settings import Settings, Transport
 
-BASELINE = "none"
-REFERENCE = "fixed:1"
-"""One draft token, always verified: what production systems run as multi-token prediction."""
-
 _ROUNDS_BEFORE_A_DROP = 10
 
 
@@ -36,14 +33,14 @@ _ROUNDS_BEFORE_A_DROP = 10
 class ServeOptions:
     transports: tuple[Transport, ...] = ("grpc",)
     concurrencies: tuple[int, ...] = (1, 16)
-    planners: tuple[str, ...] = (BASELINE, "capacity")
+    planners: tuple[str, ...] = (BASELINE, "capacity")  # or PLANNER@DRAFTER
     rounds: int = 30
     turn_seconds: float = 2.0
     max_tokens: int = 128
     temperature: float = 0.0
     drop_below: float = 0.0
     """A static planner that is slower than this share of the fastest static one at a concurrency
-    has no further turns there; the baseline and REFERENCE always have."""
+    has no further turns there; the baseline and the reference always have."""
 
     def __post_init__(self) -> None:
         unknown = set(self.transports) - set(get_args(Transport))
@@ -51,17 +48,16 @@ class ServeOptions:
             raise ConfigError(
                 f"--transport must be one of {', '.join(get_args(Transport))}, not {min(unknown)!r}"
             )
-        if BASELINE not in self.planners:
-            raise ConfigError(f"--planner {BASELINE} is missing: everything is compared with it")
+        parse_contenders(self.planners)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One planner at one concurrency: its turns, one a round, and what was answered in them."""
+    """One contender at one concurrency: its turns, one a round, and what was answered in them."""
 
     transport: Transport
     concurrency: int
-    planner: str
+    planner: str  # the contender's name: with an @ and its drafter, if one was named
     turns: list[Turn]
     answers: list[Answer]
 
@@ -82,11 +78,11 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One planner at one concurrency, over all rounds."""
+    """One contender at one concurrency, over all rounds."""
 
     transport: Transport
     concurrency: int
-    planner: str
+    planner: str  # as in Run
     tokens: int
     throughput: float  # tokens a second, all clients
     user_rate: float  # median over requests of tokens a second after the first
@@ -124,10 +120,18 @@ def run(
     for transport in options.transports:
         with ExitStack() as systems:
             urls: dict[str, str] = {}
-            for planner in options.planners:
-                own = settings.model_copy(update={"transport": transport, "pausable": True})
-                urls |= systems.enter_context(running_system(own, (planner,), log_file))
-                progress(f"{transport}, {planner}: ready")
+            for contender in parse_contenders(options.planners):
+                own = settings.model_copy(
+                    update={
+                        "transport": transport,
+                        "pausable": True,
+                        "drafter": contender.drafter or settings.drafter,
+                    }
+                )
+                planner = contender.planner
+                started = systems.enter_context(running_system(own, (planner,), log_file))
+                urls[contender.name] = started[planner]
+                progress(f"{transport}, {contender.name}: ready")
             for concurrency in options.concurrencies:
                 runs = {planner: Run(transport, concurrency, planner, [], []) for planner in urls}
                 asyncio.run(_race(urls, runs, prompts, options, progress))
@@ -185,11 +189,6 @@ def in_turns(planners: Sequence[str], last: str, rng: np.random.Generator) -> li
     return order
 
 
-def is_static(planner: str) -> bool:
-    """Whether it verifies alike at any load."""
-    return planner == BASELINE or planner.startswith(("fixed:", "threshold:"))
-
-
 def still_racing(rounds: Mapping[str, Sequence[float]], options: ServeOptions) -> list[str]:
     """The planners that another round is worth its time for, given the throughputs of the rounds
     that each has had so far."""
@@ -201,7 +200,8 @@ def still_racing(rounds: Mapping[str, Sequence[float]], options: ServeOptions) -
         for name, rate in racing.items()
         if played < _ROUNDS_BEFORE_A_DROP
         or rate >= options.drop_below * fastest
-        or name in (BASELINE, REFERENCE)
+        or name == BASELINE
+        or is_reference(name)
         or not is_static(name)
     ]
 

@@ -33,10 +33,14 @@ bench = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
 def bench_serve(
     prompts: Prompts = None,
     concurrencies: Concurrencies = [1, 16],  # noqa: B006 - typer copies it
-    planners: Annotated[list[str], typer.Option("--planner", help="repeatable; none is needed")] = [  # noqa: B006
-        "none",
-        "capacity",
-    ],
+    planners: Annotated[
+        list[str],
+        typer.Option(
+            "--planner",
+            help="PLANNER, or PLANNER@DRAFTER for another than the settings' drafter (a name, a"
+            " folder or ngram); repeatable; none is needed",
+        ),
+    ] = ["none", "capacity"],  # noqa: B006
     transports: Annotated[
         list[str], typer.Option("--transport", help="grpc or inproc; repeatable")
     ] = ["grpc"],  # noqa: B006
@@ -59,7 +63,8 @@ def bench_serve(
     ] = None,
     out: Out = None,
 ) -> None:
-    """Planners against each other under load. Settings come from DSPARK_* variables."""
+    """Planners, and drafters, against each other under load. Settings come from DSPARK_*
+    variables."""
     from dspark.bench import serving
     from dspark.bench.table import table_scores
 
@@ -199,12 +204,13 @@ def _print_rivalries(found: "Sequence[frontier.Rivalry]") -> None:
 
 def _print_matched(matches: "Sequence[frontier.Match]") -> None:
     table = Table(
-        "transport", "conc.", "tok/s", "fixed:1", "planner", "user tok/s", "gain",
-        title="user speed at the throughput of fixed:1",
+        "transport", "reference", "conc.", "tok/s", "user tok/s", "planner", "user tok/s", "gain",
+        title="user speed at the throughput of the reference (one draft token, always verified)",
     )  # fmt: skip
     for match in matches:
         table.add_row(
             match.transport,
+            match.reference,
             str(match.concurrency),
             f"{match.throughput:.1f}",
             f"{match.reference_rate:.1f}",

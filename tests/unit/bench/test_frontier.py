@@ -1,7 +1,7 @@
 """What is read off the results of a bench."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -141,13 +141,21 @@ def test_only_static_planners_far_behind_leave_the_race() -> None:
 
 
 def test_planners_are_compared_at_the_throughput_of_the_reference() -> None:
-    found = {(m.concurrency, m.planner): m.user_rate for m in matched(ROWS)}
+    found = {(m.reference, m.concurrency, m.planner): m.user_rate for m in matched(ROWS)}
     assert found == {
-        (1, "none"): pytest.approx(20 - 5 * 10 / 90),
-        (8, "none"): pytest.approx(20 - 5 * 80 / 90),
-        (8, "causal"): pytest.approx(40 - 20 * 60 / 80),
-        (8, "capacity"): pytest.approx(20 - 8 * 40 / 50),
+        ("fixed:1", 1, "none"): pytest.approx(20 - 5 * 10 / 90),
+        ("fixed:1", 8, "none"): pytest.approx(20 - 5 * 80 / 90),
+        ("fixed:1", 8, "causal"): pytest.approx(40 - 20 * 60 / 80),
+        ("fixed:1", 8, "capacity"): pytest.approx(20 - 8 * 40 / 50),
     }
+
+
+def test_a_reference_may_have_another_drafter() -> None:
+    rows = [replace(row, planner=f"{row.planner}@mtp1") for row in ROWS if row.planner == "fixed:1"]
+    rows += [row for row in ROWS if row.planner == "causal"]
+    (found,) = matched(rows)
+    assert (found.reference, found.planner) == ("fixed:1@mtp1", "causal")
+    assert found.user_rate == pytest.approx(40 - 20 * 60 / 80)
 
 
 def test_a_promised_speed_counts_users_of_whom_nine_in_ten_get_it() -> None:
