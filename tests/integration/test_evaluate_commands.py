@@ -136,7 +136,12 @@ def test_drafters_are_compared_on_the_same_answers(
         assert set(lengths) == {"math", "chat", "all"}
         whole = lengths["all"]
         assert whole["low"] <= whole["accepted_length"] <= whole["high"]
-        assert whole["accepted_length"] > other["lengths"][mode]["all"]["accepted_length"] >= 1.0
+        least = other["lengths"][mode]["all"]["accepted_length"]
+        assert whole["accepted_length"] > least >= 1.0
+        assert own["gain"][mode] == {"gain": 0.0, "low": 0.0, "high": 0.0}
+        gain = other["gain"][mode]
+        assert gain["gain"] == pytest.approx(least / whole["accepted_length"] - 1)
+        assert -1 < gain["low"] <= gain["gain"] <= gain["high"] < 0
     for times in (own["draft_ms"], own["target_ms"]):
         assert set(times) == {"1", "4", "16"}
         assert all(milliseconds > 0 for milliseconds in times.values())

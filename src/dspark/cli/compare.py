@@ -68,7 +68,11 @@ def _comparison(result: "Sequence[Compared]") -> list[Table]:
         rounds.add_column(f"tok/s at {batch}")
     domains = list(next(iter(result[0].lengths.values())))
     lengths = Table(
-        "drafter", "mode", *domains, title="accepted length, the target's own token included (95 %)"
+        "drafter",
+        "mode",
+        *domains,
+        f"over {result[0].name}",
+        title="accepted length, the target's own token included (95 %)",
     )
     positions = Table(
         "drafter",
@@ -96,7 +100,13 @@ def _comparison(result: "Sequence[Compared]") -> list[Table]:
                 f"{own.accepted_length:.2f} ±{(own.high - own.low) / 2:.2f}"
                 for own in by_domain.values()
             )
-            lengths.add_row(own.name, mode, *figures)
+            gain = own.gain[mode]
+            lengths.add_row(
+                own.name,
+                mode,
+                *figures,
+                f"{gain.gain:+.1%} ({gain.low:+.1%} to {gain.high:+.1%})",
+            )
             positions.add_row(
                 own.name,
                 mode,

@@ -1,6 +1,7 @@
 """Figures that summarise decoding runs, and the two tests that say how far to trust them."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -93,13 +94,39 @@ def ratio_interval(
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of sum(sums) / sum(counts) over clusters [N] that are drawn
     whole. Raises ValueError without data."""
-    above, below = np.asarray(sums, np.float64), np.asarray(counts, np.float64)
-    if not above.size:
+    above, below = _resampled_sums((sums, counts), rng, resamples)
+    return _middle(above / below, confidence)
+
+
+def gain_interval(
+    own: tuple[ArrayLike, ArrayLike],
+    other: tuple[ArrayLike, ArrayLike],
+    rng: np.random.Generator,
+    *,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+) -> tuple[float, float]:
+    """The like for one's ratio over another's, of (sums [N], counts [N]) each: cluster n of the one
+    is paired with cluster n of the other. Raises ValueError without data."""
+    above, below, others, per = _resampled_sums((*own, *other), rng, resamples)
+    return _middle(above / below / (others / per), confidence)
+
+
+def _resampled_sums(
+    columns: Sequence[ArrayLike], rng: np.random.Generator, resamples: int
+) -> Array:
+    """[columns, resamples] sums over clusters drawn with replacement, alike in all columns."""
+    values = np.stack([np.asarray(column, np.float64) for column in columns])
+    if not values.size:
         raise ValueError("an interval for the mean of no values is undefined")
-    drawn = (rng.integers(above.size, size=above.size) for _ in range(resamples))
-    ratios = [above[chosen].sum() / below[chosen].sum() for chosen in drawn]
+    count = values.shape[1]
+    drawn = (rng.integers(count, size=count) for _ in range(resamples))
+    return np.stack([values[:, chosen].sum(axis=1) for chosen in drawn], axis=1)
+
+
+def _middle(values: Array, confidence: float) -> tuple[float, float]:
     tail = (1 - confidence) / 2
-    low, high = np.quantile(ratios, (tail, 1 - tail))
+    low, high = np.quantile(values, (tail, 1 - tail))
     return float(low), float(high)
 
 

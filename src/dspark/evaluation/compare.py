@@ -2,7 +2,8 @@
 
 The target answers every prompt greedily and once more at temperature 1; each drafter drafts along,
 exactly the rounds that decoding would meet (`dspark.training.calibrate` says how sampled answers
-are judged). Intervals are over answers, not over rounds: rounds of one answer are alike.
+are judged). Intervals are over answers, not over rounds: rounds of one answer are alike. Gains are
+over the first drafter.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from dspark.core.reliability import by_position
-from dspark.core.statistics import ratio_interval
+from dspark.core.statistics import gain_interval, ratio_interval
 from dspark.core.types import Scaling, VerificationMode
 from dspark.data import Prompt
 from dspark.evaluation.answers import answers
@@ -20,7 +21,7 @@ from dspark.evaluation.latency import draft_milliseconds, target_milliseconds
 from dspark.modeling.drafters.checkpoint import load_calibration, load_config
 from dspark.modeling.drafters.interface import Drafter
 from dspark.modeling.targets import Progress, resolve_target, silent
-from dspark.training.calibrate import Judged, judge
+from dspark.training.calibrate import Ints, Judged, judge
 from dspark.training.shards import CachedSequence
 
 TEMPERATURES = {VerificationMode.GREEDY: 0.0, VerificationMode.REJECTION: 1.0}
@@ -41,6 +42,15 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
+class Gain:
+    """Accepted length over the first drafter's, less 1; all domains, paired by answer."""
+
+    gain: float
+    low: float  # of its 95 % interval
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
 class Compared:
     """One drafter."""
 
@@ -51,6 +61,7 @@ class Compared:
     layers: int
     parameters: int  # trained ones
     lengths: dict[VerificationMode, dict[str, Lengths]]  # by domain
+    gain: dict[VerificationMode, Gain]
     ece: dict[VerificationMode, tuple[float, ...]]  # of survival, calibrated, by position
     draft_ms: dict[int, float]  # by number of sequences in the batch
     target_ms: dict[int, float]  # of the target's pass over their anchors and drafts
@@ -80,9 +91,10 @@ def measure(
     folder = resolve_target(target, progress=progress)
     sizes = [load_config(drafter, folder).block_size for drafter in drafters]
     target_ms = target_milliseconds(folder, sizes, batches)
-    compared = []
+    compared: list[Compared] = []
+    first: dict[VerificationMode, Sequence[Judged]] = {}
     for drafter in drafters:
-        lengths, ece = {}, {}
+        lengths, gain, ece = {}, {}, {}
         for mode, temperature in TEMPERATURES.items():
             model, made = answers(
                 target,
@@ -95,8 +107,10 @@ def measure(
             )
             by_domain = _judged(model, made, mode)
             lengths[mode] = {domain: _lengths(parts) for domain, parts in by_domain.items()}
+            everything = by_domain[_ALL]
+            gain[mode] = _gain(everything, first.setdefault(mode, everything))
             scaling = load_calibration(drafter, model.config).get(mode.value)
-            ece[mode] = _ece(Judged.joined(by_domain[_ALL]), scaling)
+            ece[mode] = _ece(Judged.joined(everything), scaling)
         config = model.config
         compared.append(
             Compared(
@@ -107,6 +121,7 @@ def measure(
                 layers=config.num_hidden_layers,
                 parameters=sum(parameter.numel() for parameter in model.parameters()),
                 lengths=lengths,
+                gain=gain,
                 ece=ece,
                 draft_ms=draft_milliseconds(model, batches),
                 target_ms={batch: target_ms[config.block_size, batch] for batch in batches},
@@ -128,8 +143,7 @@ def _judged(
 
 
 def _lengths(parts: Sequence[Judged]) -> Lengths:
-    committed = np.array([part.committed.sum() for part in parts])
-    rounds = np.array([len(part.committed) for part in parts])
+    committed, rounds = _by_answer(parts)
     low, high = ratio_interval(committed, rounds, np.random.default_rng(0))
     joined = Judged.joined(parts)
     return Lengths(
@@ -139,6 +153,19 @@ def _lengths(parts: Sequence[Judged]) -> Lengths:
         high=high,
         conditional=_conditional(joined),
     )
+
+
+def _gain(parts: Sequence[Judged], first: Sequence[Judged]) -> Gain:
+    own, other = _by_answer(parts), _by_answer(first)
+    low, high = gain_interval(own, other, np.random.default_rng(0))
+    ratio = (own[0].sum() / own[1].sum()) / (other[0].sum() / other[1].sum())
+    return Gain(float(ratio) - 1, low - 1, high - 1)
+
+
+def _by_answer(parts: Sequence[Judged]) -> tuple[Ints, Ints]:
+    """Tokens committed along each answer, and its rounds."""
+    committed = np.array([part.committed.sum() for part in parts])
+    return committed, np.array([len(part.committed) for part in parts])
 
 
 def _conditional(judged: Judged) -> tuple[float, ...]:

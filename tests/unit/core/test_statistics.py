@@ -6,6 +6,7 @@ import pytest
 from dspark.core.statistics import (
     accepted_length,
     chi_square_p_value,
+    gain_interval,
     prefix_survival,
     ratio_interval,
     upper_gamma,
@@ -97,6 +98,17 @@ class TestBootstrap:
             ratio_interval([1, 2, 4], [1, 1, 1], np.random.default_rng(5)) for _ in range(2)
         ]
         assert intervals[0] == intervals[1]
+
+    def test_paired_ratios_share_what_sways_them_both(self) -> None:
+        """Hard and easy clusters move both ratios by a third; their ratio stays at 1.1."""
+        rng = np.random.default_rng(2)
+        level, rounds = rng.uniform(1.0, 3.0, size=200), np.full(200, 50.0)
+        noise = rng.normal(0.0, 0.01, size=200)
+        own, other = (level * (1.1 + noise) * rounds, rounds), (level * rounds, rounds)
+        low, high = gain_interval(own, other, rng)
+        assert low < 1.1 < high
+        assert high - low < 0.005
+        assert gain_interval(own, own, rng) == (1.0, 1.0)
 
     def test_no_data_is_refused(self) -> None:
         with pytest.raises(ValueError, match="no values"):
