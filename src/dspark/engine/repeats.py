@@ -2,7 +2,8 @@
 
 How often such a draft is right is known of every token the target commits, drafted or not: would
 the text before it have foretold it? So its confidences come from counting, by the length of the
-match, and the estimate is blind to what was drafted, admitted or drawn.
+match and by whether other occurrences went on alike, and the estimate is blind to what was drafted,
+admitted or drawn.
 """
 
 import numpy as np
@@ -14,7 +15,7 @@ from dspark.core.types import Draft, DrafterInfo, DraftSource, Floats, Verificat
 from dspark.engine.calibrator import Calibrator
 from dspark.engine.sequence import Sequence
 
-BLOCK_SIZE = 12
+BLOCK_SIZE = 16
 """Most tokens of a draft."""
 
 RECKON_EVERY = 32
@@ -42,7 +43,7 @@ class Repeats:
         while index.length < len(tokens):
             if match := index.match():
                 right = tokens[match.behind] == tokens[index.length]
-                foretold.record(match.length, right)
+                foretold.record(match, right)
             index.advance(index.length + 1)
 
     def draft(self, sequence: Sequence, most: int) -> tuple[Draft, float] | None:
@@ -59,43 +60,45 @@ class Repeats:
         draft = Draft(
             sequence.key,
             np.array(tokens, np.int64),
-            foretold.logits[match.length - 1, :count],
+            foretold.logits[match.agreement, match.length - 1, :count],
             source=DraftSource.NGRAM,
         )
-        return draft, float(foretold.kept[match.length - 1, count - 1])
+        return draft, float(foretold.kept[match.agreement, match.length - 1, count - 1])
 
 
 class _Foretold:
-    """How often the next tokens were as behind a match, for each length of the match."""
+    """How often the next tokens were as behind a match, for each agreement and length of it."""
 
     def __init__(self) -> None:
         rest = _FORETOLD[-1:] * (ngram.LONGEST_MATCH - len(_FORETOLD))
-        self._rates = RunningRates(_FORETOLD + rest)
+        self._rates = RunningRates((_FORETOLD + rest) * len(ngram.Agreement))
         self._recorded = 0
         self._tables: tuple[Floats, NDArray[np.float64]] | None = None
 
-    def record(self, length: int, right: bool) -> None:
-        self._rates.record(length - 1, right)
+    def record(self, match: ngram.Match, right: bool) -> None:
+        place = match.agreement * ngram.LONGEST_MATCH + match.length - 1
+        self._rates.record(place, right)
         self._recorded += 1
         if self._recorded % RECKON_EVERY == 0:
             self._tables = None
 
     @property
     def logits(self) -> Floats:
-        """[LONGEST_MATCH, BLOCK_SIZE] log-odds of each token if those before it were right, by the
-        length of the match less 1. Each token that is right makes the match longer."""
+        """[Agreement, LONGEST_MATCH, BLOCK_SIZE] log-odds of each token if those before it were
+        right, by the length of the match less 1. Each token that is right makes it longer."""
         return self._computed()[0]
 
     @property
     def kept(self) -> NDArray[np.float64]:
-        """[LONGEST_MATCH, BLOCK_SIZE] expected tokens kept of the first 1, 2, ..."""
+        """[Agreement, LONGEST_MATCH, BLOCK_SIZE] expected tokens kept of the first 1, 2, ..."""
         return self._computed()[1]
 
     def _computed(self) -> tuple[Floats, NDArray[np.float64]]:
         if self._tables is None:
             longest = ngram.LONGEST_MATCH
             lengths = np.add.outer(np.arange(longest), np.arange(BLOCK_SIZE))
-            rates = np.clip(self._rates.rates(), 1e-3, 1 - 1e-3)[np.minimum(lengths, longest - 1)]
-            kept = np.cumsum(np.cumprod(rates, axis=1), axis=1)
+            known = np.clip(self._rates.rates(), 1e-3, 1 - 1e-3).reshape(-1, longest)
+            rates = known[:, np.minimum(lengths, longest - 1)]
+            kept = np.cumsum(np.cumprod(rates, axis=-1), axis=-1)
             self._tables = np.log(rates / (1 - rates)).astype(np.float32), kept
         return self._tables
