@@ -60,11 +60,13 @@ class LocalBackbone:
         block_size: int = 16,
         threads: int | None = None,
         feature_dim: int = 0,
+        device: torch.device | None = None,
     ) -> None:
         """Load the checkpoint in ``folder``.
 
         ``tap_layers`` are 0-based decoder layers. ``threads`` sets torch's own global count.
         ``feature_dim`` > 0 keeps room for one fused feature a token beside the keys and values.
+        ``device``: the CPU, if not given.
 
         Raises:
             TargetError: the checkpoint cannot be loaded, or a tapped layer does not exist.
@@ -77,7 +79,8 @@ class LocalBackbone:
         num_layers = self.config.num_hidden_layers
         if not all(0 <= layer < num_layers for layer in self.tap_layers):
             raise TargetError(f"tap layers {self.tap_layers} are not all in 0..{num_layers - 1}")
-        self._decoder = PackedDecoder(model, precision, self.tap_layers)
+        self.device = device or torch.device("cpu")
+        self._decoder = PackedDecoder(model.to(self.device), precision, self.tap_layers)
         shape = KVShape(
             num_layers=num_layers,
             kv_heads=self.config.num_key_value_heads,
@@ -87,8 +90,8 @@ class LocalBackbone:
             block_size=block_size,
         )
         self._share = self.config.num_attention_heads // shape.kv_heads
-        self.kv = KVCache(shape, activation_dtype(precision), feature_dim=feature_dim)
-        self._pads = packs_bf16(precision, self.kv.device)
+        self.kv = KVCache(shape, activation_dtype(precision), self.device, feature_dim)
+        self._pads = packs_bf16(precision, self.device)
 
     def forward(self, step: PackedStep) -> BackboneOutput:
         """Run one packed step: writes its keys and values, returns its hidden states."""
@@ -97,7 +100,7 @@ class LocalBackbone:
             num_rows = padded_rows(num_rows)
         plan = plan_attention(step.spans, self.kv, self._share, num_rows)
         with torch.inference_mode():
-            hidden, taps = self._decoder(step.token_ids, plan)
+            hidden, taps = self._decoder(step.token_ids.to(self.device), plan)
             return BackboneOutput(
                 hidden=hidden, taps=torch.cat(taps, dim=-1) if taps else hidden[:, :0]
             )

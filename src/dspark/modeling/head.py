@@ -46,17 +46,19 @@ class LocalHead:
         self.weight = weight
         self._linear: Callable[[Tensor], Tensor] = (
             partial(torch.nn.functional.linear, weight=weight)
-            if precision == "fp32"
+            if precision == "fp32" or weight.device.type != "cpu"
             else Fp16WeightLinear(weight)
         )
         self._screen = ArgmaxScreen(weight) if packs_bf16(precision, weight.device) else None
 
     @classmethod
-    def from_folder(cls, folder: Path, precision: Precision) -> Self:
+    def from_folder(
+        cls, folder: Path, precision: Precision, device: torch.device | None = None
+    ) -> Self:
         """Read only the head of a checkpoint (the embedding where the two are tied)."""
         config = json.loads((folder / "config.json").read_text())
         return cls(
-            _read_weight(folder, bool(config.get("tie_word_embeddings"))),
+            _read_weight(folder, bool(config.get("tie_word_embeddings"))).to(device),
             precision,
             scale=float(config.get("logit_scale") or 1.0),
             soft_cap=config.get("final_logit_softcapping"),
@@ -78,7 +80,7 @@ class LocalHead:
     def digest(self) -> str:
         """SHA-256 over the fp32 weight, the scale and the soft-cap."""
         if self._digest is None:
-            digest = hashlib.sha256(self.weight.contiguous().numpy().tobytes())
+            digest = hashlib.sha256(self.weight.contiguous().cpu().numpy().tobytes())
             digest.update(repr((self._scale, self._soft_cap)).encode())
             self._digest = digest.hexdigest()
         return self._digest

@@ -21,14 +21,15 @@ RowFunction: TypeAlias = Callable[[Tensor], Tensor]
 operation."""
 
 
-def resolve_precision(name: str) -> Precision:
-    """Turn a setting into a precision; ``auto`` takes the fastest this machine computes well."""
+def resolve_precision(name: str, device: torch.device | None = None) -> Precision:
+    """Turn a setting into a precision; ``auto`` takes the fastest that the device (the CPU, if not
+    given) computes well."""
     if name != "auto":
         if name not in get_args(Precision):
             choices = ", ".join(("auto", *get_args(Precision)))
             raise ConfigError(f"unknown precision {name!r}; choose one of {choices}")
         return cast(Precision, name)
-    if torch.cuda.is_available():
+    if device is not None and device.type != "cpu":
         return "bf16"
     capabilities = torch.cpu.get_capabilities()
     if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("bf16"):

@@ -16,7 +16,7 @@ that mass enters L1 as it is and the confidence label ``c* = sum_v min(p_v, q_v)
 it as unreachable. A label outside D has no cross-entropy and leaves that term, weight and all.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self, cast
@@ -29,7 +29,7 @@ from dspark.modeling.drafters.heads import CandidateSelector, SequentialHead
 from dspark.modeling.head import LocalHead
 from dspark.modeling.linear import Fp16WeightLinear, Precision
 
-CHUNK_ROWS = 224
+CHUNK_ROWS, CHUNK_ROWS_ON_GPU = 224, 4096
 """Rows of draft logits alive at once. More make the products faster, up to what memory bears."""
 
 _EPS = 1e-6
@@ -82,7 +82,7 @@ class WeightSums:
     @classmethod
     def of(cls, row_weights: Tensor, label: Tensor) -> Self:
         """Both [N]."""
-        return cls(row_weights.sum(), row_weights[label >= 0].sum())
+        return cls(row_weights.sum(), (row_weights * (label >= 0)).sum())
 
 
 class FrozenHead:
@@ -107,10 +107,15 @@ def position_weights(block_size: int, loss_decay: float) -> Tensor:
     return torch.exp(-torch.arange(block_size) / loss_decay)
 
 
+def chunks(rows: Tensor) -> Iterator[slice]:
+    """Parts of the rows [N, ...] whose draft logits are formed together."""
+    size = CHUNK_ROWS if rows.device.type == "cpu" else CHUNK_ROWS_ON_GPU
+    return (slice(start, start + size) for start in range(0, len(rows), size))
+
+
 def log_normalizer(head: LocalHead, hidden: Tensor) -> Tensor:
     """[N] logsumexp of the target's logits over its full vocabulary. hidden: [N, d]."""
-    starts = range(0, len(hidden), CHUNK_ROWS)
-    return torch.cat([head.logits(hidden[s : s + CHUNK_ROWS]).logsumexp(-1) for s in starts])
+    return torch.cat([head.logits(hidden[part]).logsumexp(-1) for part in chunks(hidden)])
 
 
 def block_loss(
@@ -140,12 +145,16 @@ def block_loss(
             out_weight,
             head,
             target,
-            _RowWeights(weights.ce * known, weights.soft_ce * normalized, weights.l1 * normalized),
+            _RowWeights(
+                weights.ce * known,
+                weights.soft_ce * normalized if weights.soft_ce else None,
+                weights.l1 * normalized,
+            ),
             0 if selector is None else selector.top_k,
         ),
     )
     acceptance = (1 - l1 / 2).clamp(0, 1)
-    total, confidence = distilled, torch.zeros(())
+    total, confidence = distilled, distilled.new_zeros(())
     if draft.confidence_logits is not None:
         bce = binary_cross_entropy_with_logits(
             draft.confidence_logits, acceptance, reduction="none"
@@ -183,7 +192,7 @@ class _RowWeights:
     """Of each term and row, normalised, [N] each."""
 
     ce: Tensor
-    soft_ce: Tensor
+    soft_ce: Tensor | None  # None: that term is left out
     l1: Tensor
 
 
@@ -209,11 +218,10 @@ class _Distillation(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         rows = hidden.shape[0]
         ce, soft, l1 = (hidden.new_zeros(rows) for _ in range(3))
-        candidates = torch.empty(rows, top_k, dtype=torch.int64)
+        candidates = target.label.new_empty(rows, top_k)
         grad_hidden, grad_vectors = torch.empty_like(hidden), torch.empty_like(vectors)
         grad_out = torch.zeros_like(out_weight)
-        for start in range(0, rows, CHUNK_ROWS):
-            part = slice(start, start + CHUNK_ROWS)
+        for part in chunks(hidden):
             logits = head.logits(hidden[part]).addmm_(vectors[part], out_weight.T)
             if top_k:
                 candidates[part] = logits.topk(top_k, -1).indices
@@ -226,10 +234,9 @@ class _Distillation(torch.autograd.Function):
             p = head.logits(target.hidden[part])
             p.sub_(target.log_normalizer[part, None]).exp_()
             inside = p.sum(-1)
-            soft_weight = weights.soft_ce[part, None]
-            if soft_weight.any():
+            if weights.soft_ce is not None:
                 soft[part] = -torch.linalg.vecdot(p, q.clamp(min=_TINY).log_())
-                soft_grad = (q * inside[:, None]).sub_(p).mul_(soft_weight)
+                soft_grad = (q * inside[:, None]).sub_(p).mul_(weights.soft_ce[part, None])
             gap = torch.sub(q, p, out=p)
             l1[part] = torch.linalg.vector_norm(gap, ord=1, dim=-1) + (1 - inside).clamp_(min=0)
 
@@ -238,15 +245,17 @@ class _Distillation(torch.autograd.Function):
             ce_weight = weights.ce[part, None]
             grad = sign.sub_(mean_sign).mul_(weights.l1[part, None]).add_(ce_weight).mul_(q)
             grad.scatter_add_(1, label, -ce_weight * known)
-            if soft_weight.any():
+            if weights.soft_ce is not None:
                 grad.add_(soft_grad)
             torch.mm(grad, head.weight, out=grad_hidden[part])
             torch.mm(grad, out_weight, out=grad_vectors[part])
             grad_out.addmm_(grad.T, vectors[part])
         ctx.save_for_backward(grad_hidden, grad_vectors, grad_out)
         ctx.mark_non_differentiable(ce, l1, candidates)
-        total = (ce * weights.ce + soft * weights.soft_ce + l1 * weights.l1).sum()
-        return total, ce, l1, candidates
+        total = ce * weights.ce + l1 * weights.l1
+        if weights.soft_ce is not None:
+            total = total + soft * weights.soft_ce
+        return total.sum(), ce, l1, candidates
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

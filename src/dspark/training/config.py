@@ -101,6 +101,7 @@ class FitConfig:
     selector_weight: float = 0.0
     loss_decay: float | None = 4.0  # None: the block size, as the paper's formula has it
     # run
+    device: str = "cpu"  # or "cuda": each process of torchrun takes one of its own
     threads: int = 2
     checkpoint_every: int = 250  # steps
     log_every: int = 10  # steps

@@ -1,7 +1,7 @@
 """Training batches from the response cache: blocks at sampled anchors, in an order that depends on
 nothing but the seed, the step and how far the run has come."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Self
 
@@ -22,6 +22,7 @@ class Blocks:
     tokens: Tensor  # [C + 1] of those positions and the last anchor
     anchor_positions: Tensor  # [A] int64, at most C
     counted: Tensor  # bool [A, block_size]; N are true
+    places: Tensor  # [N] int64, where those are in the mask laid flat
     previous: Tensor  # [A, block_size] token before each label; 0 where none counts
     label: Tensor  # [N] token id in the target's vocabulary
     target_hidden: Tensor  # fp32 [N, d] the target's final hidden state at `previous`
@@ -47,11 +48,16 @@ class Blocks:
             tokens=ids[: last + 1],
             anchor_positions=torch.from_numpy(positions),
             counted=chosen,
+            places=chosen.flatten().nonzero()[:, 0],
             previous=ids[(by_block - 1).clamp(max=len(ids) - 1)].where(chosen, 0),
             label=ids[label],
             target_hidden=sequence.hidden[label - 1].float(),
             log_normalizer=sequence.log_normalizer[label - 1],
         )
+
+    def to(self, device: torch.device) -> Self:
+        """The same, there."""
+        return type(self)(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)

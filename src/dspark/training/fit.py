@@ -30,7 +30,7 @@ from dspark.training.run_log import RunLog
 from dspark.training.shards import ResponseCache, Split
 from dspark.training.starts import first_model
 
-_MAY_CHANGE = ("minutes", "steps", "threads", "checkpoint_every", "log_every", "data")
+_MAY_CHANGE = ("minutes", "steps", "device", "threads", "checkpoint_every", "log_every", "data")
 
 
 def fit(config: FitConfig, run: Path, console: Console, ranks: Ranks = ALONE) -> bool:
@@ -39,11 +39,13 @@ def fit(config: FitConfig, run: Path, console: Console, ranks: Ranks = ALONE) ->
     Every one of several ``ranks`` calls this alike; the first writes.
 
     Raises:
-        ConfigError: the run was started with other settings, or does not fit its data.
+        ConfigError: the run was started with other settings, or does not fit its data; there is no
+            such device.
         PromptError: no response shards yet.
         TargetError, DrafterError: the target cannot be used.
     """
     torch.set_num_threads(config.threads)
+    device = ranks.device(config.device)
     target = resolve_target(config.target)
     if ranks.is_first:
         if not (run / state.STATE).exists():
@@ -54,7 +56,7 @@ def fit(config: FitConfig, run: Path, console: Console, ranks: Ranks = ALONE) ->
 
     checkpoint = state.Checkpoint(run)
     progress = checkpoint.progress
-    model = checkpoint.model(target)
+    model = checkpoint.model(target).to(device)
     loss_decay = config.block_size if config.loss_decay is None else config.loss_decay
     trainer = Trainer(TeacherForcing(model, config.loss_weights, loss_decay), config.clip, ranks)
     checkpoint.restore_moments(model, trainer.optimizer)

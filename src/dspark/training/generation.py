@@ -19,6 +19,7 @@ from dspark.core.rng import Purpose, uniform
 from dspark.core.types import SamplingParams
 from dspark.data.target_files import stop_ids
 from dspark.modeling.backbone import LocalBackbone, PackedStep, Span
+from dspark.modeling.devices import resolve_device
 from dspark.modeling.head import LocalHead
 from dspark.modeling.linear import resolve_precision
 from dspark.modeling.sampling import argmax, draw, probabilities
@@ -63,13 +64,21 @@ class LoadedTarget:
     """The target as the generation commands need it: tokenizer, backbone, head, stop ids."""
 
     def __init__(
-        self, folder: Path, precision: str, tap_layers: tuple[int, ...], kv_tokens: int
+        self,
+        folder: Path,
+        precision: str,
+        tap_layers: tuple[int, ...],
+        kv_tokens: int,
+        device: str = "cpu",
     ) -> None:
-        resolved = resolve_precision(precision)
+        self.device = resolve_device(device)
+        resolved = resolve_precision(precision, self.device)
         num_blocks = -(-kv_tokens // BLOCK_SIZE)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.backbone = LocalBackbone(folder, resolved, tap_layers, num_blocks, BLOCK_SIZE)
-        self.head = LocalHead.from_folder(folder, resolved)
+        self.backbone = LocalBackbone(
+            folder, resolved, tap_layers, num_blocks, BLOCK_SIZE, device=self.device
+        )
+        self.head = LocalHead.from_folder(folder, resolved, self.device)
         self.stop_ids = stop_ids(folder, self.tokenizer.convert_tokens_to_ids)
 
     def chat_ids(self, prompt: str) -> list[int]:
@@ -111,10 +120,12 @@ class BatchGenerator:
         self._slabs = [range(i * per_slot, (i + 1) * per_slot) for i in range(batch_size)]
         width = target.backbone.config.hidden_size
         widths = (width * len(target.backbone.tap_layers), width) if with_features else ()
+        device = target.device
         self._features = [
-            torch.zeros(batch_size, max_length, each, dtype=torch.bfloat16) for each in widths
+            torch.zeros(batch_size, max_length, each, dtype=torch.bfloat16, device=device)
+            for each in widths
         ]
-        self._normalizers = torch.zeros(batch_size, max_length)
+        self._normalizers = torch.zeros(batch_size, max_length, device=device)
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Answer]:
         """Yield the answers in the order they end. ``jobs`` is read as slots become free."""
@@ -145,13 +156,14 @@ class BatchGenerator:
                     + slot.index * self._max_length
                     for slot, span in zip(slots, spans, strict=True)
                 ]
-            )
+            ).to(self._target.device)
             for kept, rows in zip(self._features, (output.taps, output.hidden), strict=True):
                 kept.flatten(0, 1).index_copy_(0, where, rows.bfloat16())
         for slot, span in zip(slots, spans, strict=True):
             slot.processed += span.length
         last = torch.tensor([span.length for span in spans]).cumsum(0) - 1
-        logits = self._target.head.logits(output.hidden.index_select(0, last))
+        ends = output.hidden.index_select(0, last.to(self._target.device))
+        logits = self._target.head.logits(ends)
         if self._features:
             scored = torch.tensor([slot.processed - 1 for slot in slots])
             indices = torch.tensor([slot.index for slot in slots])
@@ -162,9 +174,11 @@ class BatchGenerator:
         if not self._features:
             return Answer(slot.job, slot.response, finish, None, None, None)
         length = slot.processed + 1
-        taps, hidden = (kept[slot.index, :length].clone() for kept in self._features)
+        taps, hidden, normalizers = (
+            kept[slot.index, :length].to("cpu", copy=True)
+            for kept in (*self._features, self._normalizers)
+        )
         taps[-1] = hidden[-1] = 0
-        normalizers = self._normalizers[slot.index, :length].clone()
         normalizers[: len(slot.job.prompt_ids) - 1] = normalizers[-1] = 0
         return Answer(slot.job, slot.response, finish, taps, hidden, normalizers)
 

@@ -9,7 +9,6 @@ from dspark.modeling.drafters.heads import certainty
 from dspark.modeling.drafters.interface import Drafter, teacher_forced
 from dspark.modeling.linear import resolve_precision
 from dspark.modeling.losses import (
-    CHUNK_ROWS,
     BlockLoss,
     DraftRows,
     FrozenHead,
@@ -17,6 +16,7 @@ from dspark.modeling.losses import (
     TargetRows,
     WeightSums,
     block_loss,
+    chunks,
     position_weights,
 )
 from dspark.training.dataset import Blocks
@@ -36,34 +36,35 @@ class StepResult:
 
 
 class TeacherForcing:
-    """The drafter's answers along a corpus, and their loss against the target's."""
+    """The drafter's answers along a corpus, and their loss against the target's; on the device
+    where the model is, and where blocks that are asked about have to be."""
 
     def __init__(self, model: Drafter, weights: LossWeights, loss_decay: float) -> None:
         self.model = model
-        self._head = FrozenHead(model.target_head, resolve_precision("auto"))
-        self._columns = torch.from_numpy(column_of(model))
+        self.device = model.target_head.device
+        self._head = FrozenHead(model.target_head, resolve_precision("auto", self.device))
+        self._columns = torch.from_numpy(column_of(model)).to(self.device)
         self._weights = weights
-        self._row_weights = position_weights(model.config.block_size, loss_decay)
+        self._row_weights = position_weights(model.config.block_size, loss_decay).to(self.device)
 
     def draft(self, batch: list[Blocks]) -> DraftRows:
         """Sequence by sequence up to the heads: contexts differ, and masked ones cost the same."""
         hidden, vectors = (
             torch.cat(parts) for parts in zip(*map(self._forward, batch), strict=True)
         )
-        previous = torch.cat([blocks.previous[blocks.counted] for blocks in batch])
+        previous = torch.cat([blocks.previous.flatten()[blocks.places] for blocks in batch])
         return DraftRows(hidden, vectors, self.model.confidence(hidden, previous))
 
     def target(self, batch: list[Blocks]) -> TargetRows:
         return TargetRows(
             hidden=torch.cat([blocks.target_hidden for blocks in batch]),
             log_normalizer=torch.cat([blocks.log_normalizer for blocks in batch]),
-            label=self._columns[torch.cat([blocks.label for blocks in batch])],
+            label=self._labels(batch),
         )
 
     def loss(self, draft: DraftRows, part: list[Blocks], batch: list[Blocks]) -> BlockLoss:
-        """Of a part of a batch, as its share in the loss of the whole."""
+        """Of a part of a batch, as its share in the loss of the whole, which may be elsewhere."""
         target = self.target(part)
-        label = self._columns[torch.cat([blocks.label for blocks in batch])]
         return block_loss(
             draft,
             target,
@@ -71,21 +72,25 @@ class TeacherForcing:
             self.model.sequential_head,
             self._weights_of(part),
             self._weights,
-            WeightSums.of(self._weights_of(batch), label),
+            WeightSums.of(self._weights_of(batch), self._labels(batch)),
         )
 
     def _weights_of(self, batch: list[Blocks]) -> Tensor:
         """[N] of the labels of a batch."""
-        counted = torch.cat([blocks.counted for blocks in batch])
-        return self._row_weights[: counted.shape[1]].expand(counted.shape)[counted]
+        size = batch[0].counted.shape[1]
+        places = torch.cat([blocks.places for blocks in batch]).to(self.device)
+        return self._row_weights[places % size]
+
+    def _labels(self, batch: list[Blocks]) -> Tensor:
+        """[N] of a batch, as columns of the draft logits."""
+        return self._columns[torch.cat([blocks.label for blocks in batch]).to(self.device)]
 
     @torch.inference_mode()
     def judge(self, batch: list[Blocks]) -> "Judgement":
         """What rejection sampling at temperature 1 makes of the drafter's distributions."""
         draft, target = self.draft(batch), self.target(batch)
         acceptance, largest = [], []
-        for start in range(0, len(draft.hidden), CHUNK_ROWS):
-            part = slice(start, start + CHUNK_ROWS)
+        for part in chunks(draft.hidden):
             base = self.model.base_logits(draft.hidden[part])
             q = self.model.sequential_head.combine(base, draft.vectors[part]).softmax(-1)
             p = self._head.logits(target.hidden[part])
@@ -105,7 +110,7 @@ class TeacherForcing:
         opened = self.model.open_blocks(features, blocks.tokens, blocks.anchor_positions, size)
         hidden = teacher_forced(opened, blocks.previous)
         vectors = self.model.sequential_head.vectors(hidden, blocks.previous)
-        return hidden[blocks.counted], vectors[blocks.counted]
+        return hidden.flatten(0, 1)[blocks.places], vectors.flatten(0, 1)[blocks.places]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +156,7 @@ class Trainer:
         CE, L1 and BCE, and `expected_acceptance`."""
         self.optimizer.zero_grad(set_to_none=True)
         figures = torch.zeros(6)
-        part = self._ranks.part(batch)
+        part = [blocks.to(self._forcing.device) for blocks in self._ranks.part(batch)]
         if part:
             loss = self._forcing.loss(self._forcing.draft(part), part, batch)
             loss.total.backward()  # type: ignore[no-untyped-call]
@@ -169,7 +174,7 @@ def expected_acceptance(acceptance: Tensor, counted: Tensor) -> tuple[float, flo
 
     counted: bool [A, block_size] with N true entries.
     """
-    by_block = torch.zeros(counted.shape)
+    by_block = acceptance.new_zeros(counted.shape)
     by_block[counted] = acceptance
     whole = by_block[counted.all(dim=1)]
     return float(whole.cumprod(dim=1).sum()), float(len(whole))

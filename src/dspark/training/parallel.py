@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from dspark.modeling.devices import resolve_device
 from dspark.training.dataset import Blocks
 
 
@@ -23,6 +24,11 @@ class Ranks:
     def is_first(self) -> bool:
         """The one that logs and saves."""
         return self.rank == 0
+
+    def device(self, name: str) -> torch.device:
+        """This process's own of the devices of that name. Raises ConfigError if there is none."""
+        own = name == "cuda" and self.size > 1
+        return resolve_device(f"cuda:{os.environ['LOCAL_RANK']}" if own else name)
 
     def part(self, batch: Sequence[Blocks]) -> list[Blocks]:
         """This process's own of what all have drawn alike."""

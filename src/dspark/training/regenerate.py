@@ -37,6 +37,7 @@ class RegenerateOptions:
     batch_size: int = 64
     tap_layers: tuple[int, ...] = (1, 14, 27)
     precision: str = "auto"
+    device: str = "cpu"
     seed: int = 0
     worker: tuple[int, int] = (0, 1)  # (index, count): this process takes its share of the prompts
     per_shard: int = 64
@@ -65,7 +66,7 @@ def regenerate(
     """
     folder = resolve_target(target, progress=progress)
     kv_tokens = options.batch_size * options.max_length
-    loaded = LoadedTarget(folder, options.precision, options.tap_layers, kv_tokens)
+    loaded = LoadedTarget(folder, options.precision, options.tap_layers, kv_tokens, options.device)
     generator = BatchGenerator(loaded, options.batch_size, options.max_length)
     typical = options.max_new_tokens // 2
     done = finished_tokens(out_dir)
@@ -142,6 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     add("--tap-layers", type=int, nargs="+", default=defaults.tap_layers)
     add("--precision", default=defaults.precision)
+    add("--device", default=defaults.device, help="cpu or cuda")
     add("--threads", type=int, default=1)
     add("--worker", type=int, nargs=2, default=(0, 1), metavar=("INDEX", "COUNT"))
     given = parser.parse_args(arguments)
@@ -159,6 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         temperatures=tuple(given.temperatures),
         tap_layers=tuple(given.tap_layers),
         precision=given.precision,
+        device=given.device,
         worker=tuple(given.worker),
     )
     regenerate(given.target, sources, given.out, options, to_stderr)

@@ -246,7 +246,7 @@ def proposable(model: Drafter) -> Ints:
     """[D]: the id of each column of the draft logits."""
     if model.draft_vocab is None:
         return np.arange(model.config.vocab_size)
-    return model.draft_vocab.ids.numpy()
+    return model.draft_vocab.ids.cpu().numpy()
 
 
 def column_of(model: Drafter) -> Ints:

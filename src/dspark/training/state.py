@@ -72,8 +72,11 @@ class Checkpoint:
         """Put AdamW back to where it was, in place; nothing to do before the first update."""
         for name, parameter in model.named_parameters():
             if f"{_MOMENTS[0]}.{name}" in self._tensors:
-                moments = {key: self._tensors[f"{key}.{name}"].clone() for key in _MOMENTS}
-                step = torch.tensor(float(self.progress.step))
+                moments = {
+                    key: self._tensors[f"{key}.{name}"].to(parameter.device, copy=True)
+                    for key in _MOMENTS
+                }
+                step = torch.tensor(float(self.progress.step), device=parameter.device)
                 optimizer.state[parameter] = {"step": step, **moments}
 
 

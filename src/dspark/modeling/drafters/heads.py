@@ -39,7 +39,7 @@ class SequentialHead(nn.Module):
 
     def embed(self, previous: Tensor) -> Tensor:
         """[...] target ids -> [..., r], what is known of the previous token alone."""
-        return torch.zeros(*previous.shape, 0)
+        return torch.zeros(*previous.shape, 0, device=previous.device)
 
     @property
     def out_weight(self) -> Tensor | None:
