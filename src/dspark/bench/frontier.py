@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dspark.bench.contenders import is_reference, is_static
+from dspark.bench.contenders import Contender
 from dspark.bench.rounds import neighbours, paired_ratio
 from dspark.bench.serving import Summary
 
@@ -39,7 +39,7 @@ class Interactive:
 
 @dataclass(frozen=True, slots=True)
 class Rivalry:
-    """A planner against the best static setting of the same load.
+    """A planner against the best static setting of the same load and drafter.
 
     The rival in a group of neighbouring rounds is the setting that was fastest in all the *others*:
     the fastest over all of them, picked afterwards, owes a part of its lead to luck. A setting that
@@ -61,7 +61,7 @@ def matched(rows: Sequence[Summary]) -> list[Match]:
     as in the throughput-interactivity plots of the DSpark paper. Nothing is extrapolated.
     """
     matches = []
-    for reference in (row for row in rows if is_reference(row.planner)):
+    for reference in (row for row in rows if Contender.parse(row.planner).is_reference):
         for planner, curve in _curves(rows, reference.transport).items():
             throughput = [row.throughput for row in curve]
             on_curve = throughput[0] <= reference.throughput <= throughput[-1]
@@ -113,8 +113,13 @@ def rivalries(rows: Sequence[Summary]) -> list[Rivalry]:
         peers = [
             r for r in rows if (r.transport, r.concurrency) == (row.transport, row.concurrency)
         ]
-        static = [r for r in peers if is_static(r.planner) and len(r.rounds) == len(row.rounds)]
-        if is_static(row.planner) or not static:
+        own = Contender.parse(row.planner)
+        static = [
+            r
+            for r in peers
+            if Contender.parse(r.planner).is_static_beside(own) and len(r.rounds) == len(row.rounds)
+        ]
+        if own.is_static or not static:
             continue
         groups = neighbours(len(row.rounds))
         rivals = [_fastest_but_in(group, static) for group in groups]

@@ -1,10 +1,11 @@
 """Pictures of what `dspark bench serve` measured."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dspark.bench.contenders import BASELINE
+from dspark.bench.contenders import BASELINE, Contender
 from dspark.bench.serving import Summary
 from dspark.ops.figures import new_figure, save_figure
 from dspark.ops.settings import Settings
@@ -14,19 +15,34 @@ _THRESHOLD = "threshold:"
 
 
 def draw(rows: Sequence[Summary], folder: Path) -> list[Path]:
-    """Every picture that the results have enough points for, as folder/TRANSPORT-NAME.svg.
+    """Every picture that the results have enough points for, as folder/TRANSPORT-NAME.svg, or
+    TRANSPORT-NAME-DRAFTER.svg where it is of the contenders with a drafter that was named.
 
     Raises ConfigError if matplotlib is missing.
     """
     files = []
     for transport in dict.fromkeys(row.transport for row in rows):
         own = [row for row in rows if row.transport == transport]
-        for name, picture in _PICTURES.items():
-            figure = picture(own)
+        pictures = {name: picture(own) for name, picture in _OF_ALL.items()}
+        for drafter, planners in _by_drafter(own).items():
+            suffix = f"-{drafter}" if drafter else ""
+            for name, picture in _OF_ONE_DRAFTER.items():
+                pictures[name + suffix] = picture(planners)
+        for name, figure in pictures.items():
             if figure is not None:
                 files.append(folder / f"{transport}-{name}.svg")
                 save_figure(figure, files[-1])
     return files
+
+
+def _by_drafter(rows: Sequence[Summary]) -> dict[str, list[Summary]]:
+    """The contenders with each drafter that was named, and those with none, called by their
+    planners alone."""
+    found: dict[str, list[Summary]] = {}
+    for row in rows:
+        contender = Contender.parse(row.planner)
+        found.setdefault(contender.drafter, []).append(replace(row, planner=contender.planner))
+    return found
 
 
 def _lengths(rows: Sequence[Summary]) -> Any:
@@ -134,9 +150,7 @@ def _load_axis(axes: Any, rows: Sequence[Summary]) -> None:
     axes.set_xticks(loads, [str(load) for load in loads])
 
 
-_PICTURES: dict[str, Callable[[Sequence[Summary]], Any]] = {
-    "lengths": _lengths,
-    "pareto": _pareto,
-    "domains": _domains,
-    "threshold": _threshold,
-}
+_Picture = Callable[[Sequence[Summary]], Any]
+
+_OF_ALL: dict[str, _Picture] = {"lengths": _lengths, "pareto": _pareto}
+_OF_ONE_DRAFTER: dict[str, _Picture] = {"domains": _domains, "threshold": _threshold}

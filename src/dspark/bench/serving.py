@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from dspark.bench.contenders import BASELINE, is_reference, is_static, parse_contenders
+from dspark.bench.contenders import BASELINE, Contender, parse_contenders
 from dspark.bench.load import Answer
 from dspark.bench.racer import Turn, racer
 from dspark.bench.rounds import paired_ratio
@@ -39,8 +39,8 @@ class ServeOptions:
     max_tokens: int = 128
     temperature: float = 0.0
     drop_below: float = 0.0
-    """A static planner that is slower than this share of the fastest static one at a concurrency
-    has no further turns there; the baseline and the reference always have."""
+    """A static planner that is slower than this share of the fastest static one with its drafter
+    at a concurrency has no further turns there; the baseline and the reference always have."""
 
     def __post_init__(self) -> None:
         unknown = set(self.transports) - set(get_args(Transport))
@@ -193,16 +193,18 @@ def still_racing(rounds: Mapping[str, Sequence[float]], options: ServeOptions) -
     """The planners that another round is worth its time for, given the throughputs of the rounds
     that each has had so far."""
     played = len(rounds[BASELINE])
-    racing = {name: sum(own) for name, own in rounds.items() if len(own) == played}
-    fastest = max(rate for name, rate in racing.items() if is_static(name))
+    racing = {Contender.parse(name): sum(own) for name, own in rounds.items() if len(own) == played}
+
+    def is_worth_it(contender: Contender) -> bool:
+        if contender.planner == BASELINE or contender.is_reference or not contender.is_static:
+            return True
+        fastest = max(rate for own, rate in racing.items() if own.is_static_beside(contender))
+        return racing[contender] >= options.drop_below * fastest
+
     return [
-        name
-        for name, rate in racing.items()
-        if played < _ROUNDS_BEFORE_A_DROP
-        or rate >= options.drop_below * fastest
-        or name == BASELINE
-        or is_reference(name)
-        or not is_static(name)
+        contender.name
+        for contender in racing
+        if played < _ROUNDS_BEFORE_A_DROP or is_worth_it(contender)
     ]
 
 

@@ -107,7 +107,7 @@ def gain_interval(
     resamples: int = 2000,
 ) -> tuple[float, float]:
     """The like for one's ratio over another's, of (sums [N], counts [N]) each: cluster n of the one
-    is paired with cluster n of the other. Raises ValueError without data."""
+    is paired with cluster n of the other. Raises ValueError without data, or with unequal N."""
     above, below, others, per = _resampled_sums((*own, *other), rng, resamples)
     return _middle(above / below / (others / per), confidence)
 

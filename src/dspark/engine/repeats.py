@@ -2,7 +2,7 @@
 
 How often such a draft is right is known of every token the target commits, drafted or not: would
 the text before it have foretold it? So its confidences come from counting, by the length of the
-match and by whether other occurrences went on alike, and the estimate is blind to what was drafted,
+match and by whether other occurrences went on alike; the estimate is blind to what was drafted,
 admitted or drawn.
 """
 
@@ -67,17 +67,22 @@ class Repeats:
 
 
 class _Foretold:
-    """How often the next tokens were as behind a match, for each agreement and length of it."""
+    """How often the next tokens were as behind a match.
+
+    Of the first of them by agreement and length of the match; of those behind it by length alone,
+    because agreement says something of one token only: once that is right, the match is another.
+    """
 
     def __init__(self) -> None:
         rest = _FORETOLD[-1:] * (ngram.LONGEST_MATCH - len(_FORETOLD))
-        self._rates = RunningRates((_FORETOLD + rest) * len(ngram.Agreement))
+        self._first = RunningRates((_FORETOLD + rest) * len(ngram.Agreement))
+        self._further = RunningRates(_FORETOLD + rest)
         self._recorded = 0
         self._tables: tuple[Floats, NDArray[np.float64]] | None = None
 
     def record(self, match: ngram.Match, right: bool) -> None:
-        place = match.agreement * ngram.LONGEST_MATCH + match.length - 1
-        self._rates.record(place, right)
+        self._first.record(match.agreement * ngram.LONGEST_MATCH + match.length - 1, right)
+        self._further.record(match.length - 1, right)
         self._recorded += 1
         if self._recorded % RECKON_EVERY == 0:
             self._tables = None
@@ -97,8 +102,10 @@ class _Foretold:
         if self._tables is None:
             longest = ngram.LONGEST_MATCH
             lengths = np.add.outer(np.arange(longest), np.arange(BLOCK_SIZE))
-            known = np.clip(self._rates.rates(), 1e-3, 1 - 1e-3).reshape(-1, longest)
-            rates = known[:, np.minimum(lengths, longest - 1)]
+            rates = self._further.rates()[np.minimum(lengths, longest - 1)]
+            rates = np.repeat(rates[None], len(ngram.Agreement), axis=0)
+            rates[:, :, 0] = self._first.rates().reshape(-1, longest)
+            rates = np.clip(rates, 1e-3, 1 - 1e-3)
             kept = np.cumsum(np.cumprod(rates, axis=-1), axis=-1)
             self._tables = np.log(rates / (1 - rates)).astype(np.float32), kept
         return self._tables

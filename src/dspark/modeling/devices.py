@@ -13,11 +13,15 @@ def resolve_device(name: str) -> torch.device:
     """
     try:
         device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"unknown device {name!r}; choose cpu or cuda") from error
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"unknown device {name!r}; choose cpu or cuda")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"device {name} was asked for, and torch {torch.__version__} sees "
-            f"{torch.cuda.device_count()} CUDA devices here; use --device cpu"
+        reason = (
+            f"it sees {torch.cuda.device_count()} of them"
+            if torch.version.cuda
+            else "it was built without CUDA: install another build"
         )
+        raise ConfigError(f"torch {torch.__version__} has no device {name} here: {reason}")
     return device

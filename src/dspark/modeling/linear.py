@@ -28,6 +28,8 @@ def resolve_precision(name: str, device: torch.device | None = None) -> Precisio
         if name not in get_args(Precision):
             choices = ", ".join(("auto", *get_args(Precision)))
             raise ConfigError(f"unknown precision {name!r}; choose one of {choices}")
+        if name == "fp16w" and device is not None and device.type != "cpu":
+            raise ConfigError(f"precision fp16w is for CPUs; on {device} choose fp32 or bf16")
         return cast(Precision, name)
     if device is not None and device.type != "cpu":
         return "bf16"

@@ -161,13 +161,17 @@ class FitConfig:
 
     @classmethod
     def read(cls, run: Path) -> Self:
-        """Raises ConfigError if ``run`` holds no run, or one of another version."""
+        """Raises ConfigError if ``run`` holds no run, or one of a later version. What an earlier
+        one did not know has its default."""
         try:
             raw = json.loads((run / CONFIG).read_text())
         except (OSError, ValueError) as error:
             raise ConfigError(f"{run} is not a training run: {error}") from error
-        if set(raw) != {field.name for field in fields(cls)}:
-            raise ConfigError(f"{run / CONFIG} was written by another version of this program")
+        if unknown := raw.keys() - {field.name for field in fields(cls)}:
+            raise ConfigError(
+                f"{run / CONFIG} has settings that this version does not know: "
+                f"{', '.join(sorted(unknown))}"
+            )
         return cls(**{**raw, "target_layer_ids": tuple(raw["target_layer_ids"])})
 
 

@@ -21,8 +21,7 @@ class Blocks:
     taps: Tensor  # fp32 [C, n*d] of the positions before the last anchor
     tokens: Tensor  # [C + 1] of those positions and the last anchor
     anchor_positions: Tensor  # [A] int64, at most C
-    counted: Tensor  # bool [A, block_size]; N are true
-    places: Tensor  # [N] int64, where those are in the mask laid flat
+    places: Tensor  # [N] int64, which labels count: index into [A * block_size]
     previous: Tensor  # [A, block_size] token before each label; 0 where none counts
     label: Tensor  # [N] token id in the target's vocabulary
     target_hidden: Tensor  # fp32 [N, d] the target's final hidden state at `previous`
@@ -47,13 +46,19 @@ class Blocks:
             taps=sequence.taps[:last].float(),
             tokens=ids[: last + 1],
             anchor_positions=torch.from_numpy(positions),
-            counted=chosen,
             places=chosen.flatten().nonzero()[:, 0],
             previous=ids[(by_block - 1).clamp(max=len(ids) - 1)].where(chosen, 0),
             label=ids[label],
             target_hidden=sequence.hidden[label - 1].float(),
             log_normalizer=sequence.log_normalizer[label - 1],
         )
+
+    @property
+    def counted(self) -> Tensor:
+        """bool [A, block_size], of which N are true."""
+        mask = torch.zeros_like(self.previous, dtype=torch.bool)
+        mask.view(-1)[self.places] = True
+        return mask
 
     def to(self, device: torch.device) -> Self:
         """The same, there."""

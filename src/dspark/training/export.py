@@ -103,8 +103,8 @@ def card(
             f"{sum(tokens.values()):,} response tokens that the target wrote itself, half greedy, "
             f"half at temperature 0.7 ({by_domain}); {progress.step:,} steps, "
             f"{progress.positions:,} labels, {progress.seconds / 60:.0f} minutes on "
-            f"{config.threads} CPU thread(s), fp32 (products in bf16 where the CPU has "
-            f"it). Loss {_loss(config)}, loss decay "
+            f"{_processor(config)}, fp32 (products in bf16 where it has them). "
+            f"Loss {_loss(config)}, loss decay "
             f"{config.loss_decay or f'{config.block_size} (the block size)'}.",
             "",
             "| step | minutes | block | loss | CE | L1 | BCE | expected accepted length |",
@@ -136,6 +136,11 @@ def _loss(config: FitConfig) -> str:
         "CE among candidates": config.selector_weight,
     }
     return " + ".join(f"{weight:g} {term}" for term, weight in weights.items() if weight)
+
+
+def _processor(config: FitConfig) -> str:
+    """What the last sitting ran on."""
+    return f"{config.threads} CPU thread(s)" if config.device == "cpu" else config.device
 
 
 def _origin(config: FitConfig) -> list[str]:

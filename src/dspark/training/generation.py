@@ -19,12 +19,13 @@ from dspark.core.rng import Purpose, uniform
 from dspark.core.types import SamplingParams
 from dspark.data.target_files import stop_ids
 from dspark.modeling.backbone import LocalBackbone, PackedStep, Span
-from dspark.modeling.devices import resolve_device
 from dspark.modeling.head import LocalHead
 from dspark.modeling.linear import resolve_precision
 from dspark.modeling.sampling import argmax, draw, probabilities
 
 BLOCK_SIZE = 16
+
+_STEPS_TO_FILL = 64  # at most; well below the length of a response, so that all slots are in use
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +70,9 @@ class LoadedTarget:
         precision: str,
         tap_layers: tuple[int, ...],
         kv_tokens: int,
-        device: str = "cpu",
+        device: torch.device | None = None,
     ) -> None:
-        self.device = resolve_device(device)
+        self.device = device or torch.device("cpu")
         resolved = resolve_precision(precision, self.device)
         num_blocks = -(-kv_tokens // BLOCK_SIZE)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -109,12 +110,11 @@ class BatchGenerator:
         batch_size: int,
         max_length: int,
         with_features: bool = True,
-        prefills_per_step: int = 2,
     ) -> None:
         """``max_length`` bounds prompt + response and is a multiple of the KV block size; the
         target's cache needs ``batch_size * max_length`` tokens."""
         self._target = target
-        self._prefills_per_step = prefills_per_step
+        self._prefills_per_step = max(2, batch_size // _STEPS_TO_FILL)
         self._max_length = max_length
         per_slot = max_length // BLOCK_SIZE
         self._slabs = [range(i * per_slot, (i + 1) * per_slot) for i in range(batch_size)]

@@ -77,7 +77,7 @@ class TeacherForcing:
 
     def _weights_of(self, batch: list[Blocks]) -> Tensor:
         """[N] of the labels of a batch."""
-        size = batch[0].counted.shape[1]
+        size = batch[0].previous.shape[1]
         places = torch.cat([blocks.places for blocks in batch]).to(self.device)
         return self._row_weights[places % size]
 
@@ -106,7 +106,7 @@ class TeacherForcing:
         """Hidden states [N, d] of the counted labels, and what the sequential head makes of the
         tokens before them [N, r]."""
         features = self.model.fuse(blocks.taps)
-        size = blocks.counted.shape[1]
+        size = blocks.previous.shape[1]
         opened = self.model.open_blocks(features, blocks.tokens, blocks.anchor_positions, size)
         hidden = teacher_forced(opened, blocks.previous)
         vectors = self.model.sequential_head.vectors(hidden, blocks.previous)

@@ -14,6 +14,7 @@ import torch
 
 from dspark.core.types import SamplingParams
 from dspark.data import load_prompts
+from dspark.modeling.devices import resolve_device
 from dspark.modeling.targets import DEFAULT_TARGET, Progress, resolve_target, silent, to_stderr
 from dspark.training.generation import BLOCK_SIZE, Answer, BatchGenerator, Job, LoadedTarget
 from dspark.training.prompt_queue import PromptQueue, Source
@@ -63,10 +64,12 @@ def regenerate(
 
     Raises:
         TargetError: the target cannot be loaded.
+        ConfigError: there is no such device.
     """
     folder = resolve_target(target, progress=progress)
     kv_tokens = options.batch_size * options.max_length
-    loaded = LoadedTarget(folder, options.precision, options.tap_layers, kv_tokens, options.device)
+    device = resolve_device(options.device)
+    loaded = LoadedTarget(folder, options.precision, options.tap_layers, kv_tokens, device)
     generator = BatchGenerator(loaded, options.batch_size, options.max_length)
     typical = options.max_new_tokens // 2
     done = finished_tokens(out_dir)

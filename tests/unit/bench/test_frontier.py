@@ -128,6 +128,24 @@ def test_a_setting_that_was_dropped_is_nobodys_rival() -> None:
     assert (found.rival, found.ratio) == ("none", 1.0)
 
 
+def test_a_planner_is_not_paired_with_what_another_drafter_does() -> None:
+    rows = [
+        summary("none", 4, 100, 25),
+        summary("fixed:2@weak", 4, 110, 28),
+        summary("fixed:2@strong", 4, 200, 28),
+        summary("capacity@weak", 4, 121, 27),
+    ]
+    (found,) = rivalries(rows)
+    assert (found.rival, found.ratio) == ("fixed:2@weak", pytest.approx(1.1))
+
+
+def test_a_static_planner_leaves_for_one_with_its_own_drafter() -> None:
+    options = ServeOptions(drop_below=0.9)
+    rounds = {"none": 50.0, "fixed:2@weak": 60.0, "fixed:3@weak": 40.0, "fixed:2@strong": 100.0}
+    ten = {name: [rate] * 10 for name, rate in rounds.items()}
+    assert still_racing(ten, options) == ["none", "fixed:2@weak", "fixed:2@strong"]
+
+
 def test_only_static_planners_far_behind_leave_the_race() -> None:
     strict, lax = ServeOptions(drop_below=0.9), ServeOptions()
     nine = {"none": [50.0] * 9, "fixed:1": [50.0] * 9, "fixed:2": [100.0] * 9}
@@ -196,6 +214,15 @@ def test_results_are_read_back_reported_and_drawn(tmp_path: Path) -> None:
         f"grpc-{name}.svg" for name in ("lengths", "pareto", "domains", "threshold")
     }
     assert all("<svg" in path.read_text() for path in pictures.iterdir())
+
+
+def test_each_drafter_has_pictures_of_its_own(tmp_path: Path) -> None:
+    rows = [summary(f"threshold:{s}@{d}", 8, 100, 10) for s in (0.1, 0.5) for d in ("a", "b")]
+    rows += [summary("capacity@a", load, 100, 10) for load in (1, 8)]
+    assert {path.name for path in draw(rows, tmp_path)} == {
+        "grpc-lengths.svg", "grpc-pareto.svg", "grpc-domains-a.svg", "grpc-threshold-a.svg",
+        "grpc-threshold-b.svg",
+    }  # fmt: skip
 
 
 def test_there_is_no_picture_of_a_single_point(tmp_path: Path) -> None:

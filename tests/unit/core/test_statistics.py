@@ -110,6 +110,10 @@ class TestBootstrap:
         assert high - low < 0.005
         assert gain_interval(own, own, rng) == (1.0, 1.0)
 
+    def test_unequal_pairs_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="same shape"):
+            gain_interval(([1, 2], [1, 1]), ([1], [1]), np.random.default_rng(0))
+
     def test_no_data_is_refused(self) -> None:
         with pytest.raises(ValueError, match="no values"):
             ratio_interval([], [], np.random.default_rng(0))

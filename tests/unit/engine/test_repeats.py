@@ -105,6 +105,27 @@ def test_occurrences_that_went_on_differently_are_believed_less() -> None:
     assert split[1] < 0.4 < 0.7 < agreed[1]
 
 
+def test_about_as_many_tokens_are_promised_as_are_kept() -> None:
+    """In a text of phrases whose order is chance: what is left of a phrase repeats itself. The
+    promise takes one right token for as good a sign as the next, which it is not quite."""
+    rng, output = Random(1), []
+    phrases = [[rng.randint(0, 11) for _ in range(rng.randint(3, 12))] for _ in range(6)]
+    while len(output) < 3000:
+        output += rng.choice(phrases)
+    repeats, own = sequence([8], output[:2000])
+    promised, kept = [], []
+    for place in range(2000, 2900):
+        found = repeats.draft(own, BLOCK_SIZE)
+        if found is not None:
+            right = np.array(output[place : place + BLOCK_SIZE]) == found[0].tokens
+            promised.append(found[1])
+            kept.append(np.logical_and.accumulate(right).sum())
+        own.commit([output[place]])
+        repeats.follow(own)
+    assert len(kept) > 500
+    assert np.mean(promised) == pytest.approx(np.mean(kept), rel=0.3)
+
+
 def test_each_mode_has_its_own_experience() -> None:
     repeats, own = sequence([1, 2, 3, 4], [1, 2, 3, 4] * 30 + [1, 2])
     likewise = Sequence(SequenceKey(1, 2), request([1, 2, 3, 4, 1, 2], sampling=SAMPLED), 100)
