@@ -7,6 +7,7 @@ worse than a random start); a *bigram start* gives the Markov head what counting
 """
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import cast
@@ -45,6 +46,7 @@ _FUSION_NOISE = 1e-3
 _SHRINKAGE = 3.0
 _OPEN_GATE = 4.0  # sigmoid: 0.98
 _STRAIGHT = 0.5  # tanh: 0.46
+_COMMON = 0.99
 
 
 def first_model(config: FitConfig, target_folder: Path, cache: ResponseCache) -> Drafter:
@@ -231,9 +233,12 @@ def start_bigrams(model: Drafter, sequences: Iterable[Response], seed: int) -> N
     elif isinstance(head, VanillaMarkovHead):
         if isinstance(head, GatedMarkovHead):  # the table, nearly whole, to start with
             head.gate_proj.bias.fill_(_OPEN_GATE)
-        if isinstance(head, RNNHead):  # the token's own part alone, where tanh is straight
-            largest = before.abs().amax(0).clamp_min(1e-6) / _STRAIGHT
-            before, after = before / largest, after * largest
+        if isinstance(head, RNNHead):  # the token's own part alone, where tanh is mostly straight
+            # Scaled by the few largest, `after` would outweigh all else in the gradients.
+            used = before[before.any(1)].abs()
+            common = used.kthvalue(math.ceil(_COMMON * len(used)), dim=0).values
+            scale = common.clamp_min(1e-6) / _STRAIGHT
+            before, after = before / scale, after * scale
             out, token = slice(-head.rank, None), slice(head.rank, 2 * head.rank)
             head.joint_proj.weight[out] = 0.0
             head.joint_proj.weight[out, token] = torch.eye(head.rank)

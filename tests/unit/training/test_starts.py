@@ -85,6 +85,19 @@ def test_a_rank_above_the_tables_is_refused(target: Path) -> None:
         starts.start_bigrams(drafter(target, rank=8, ids=[1, 2, 3, 4, 5]), [], seed=0)
 
 
+def test_a_few_strong_bigrams_do_not_inflate_what_follows_the_tanh(tmp_path: Path) -> None:
+    """All the gradients before it would be as much larger: the recurrent head could not be trained
+    at the vanilla one's rate."""
+    target, rng = tiny_target(tmp_path, vocab_size=400), np.random.default_rng(0)
+    text = np.minimum(rng.zipf(1.4, size=15_000), 399)
+    size = {}
+    for head in ("vanilla", "rnn"):
+        model = drafter(target, rank=16, head=head)
+        starts.start_bigrams(model, [(text, np.ones(len(text), bool))], seed=0)
+        size[head] = model.sequential_head.markov_w2.weight.detach().square().mean().item()
+    assert size["rnn"] < size["vanilla"]
+
+
 @pytest.mark.parametrize(("head", "error"), [("vanilla", 1e-4), ("gated", 0.1), ("rnn", 0.1)])
 def test_bigram_start_is_the_shrunk_pmi_table(target: Path, head: str, error: float) -> None:
     """Nearly so where the token goes through a gate or a tanh, whatever the hidden rows say."""
