@@ -105,7 +105,7 @@ def _comparison(result: "Sequence[Compared]") -> list[Table]:
                 own.name,
                 mode,
                 *figures,
-                f"{gain.gain:+.1%} ({gain.low:+.1%} to {gain.high:+.1%})",
+                f"{gain.gain:+.1%} ±{(gain.high - gain.low) / 2:.1%}",
             )
             positions.add_row(
                 own.name,
