@@ -94,7 +94,7 @@ def draw_comparison(result: Sequence[Compared], folder: Path) -> list[Path]:
             axes.bar(at, middle, 0.8 / len(result), yerr=ends, label=own.name)
         axes.set_xticks(range(len(domains)), domains)
         axes.set(title=f"Accepted length, {mode}", ylim=(1, None))
-    panels[0].legend(fontsize="small")
+    panels[0].legend(fontsize="small", loc="upper left")
     files.append(folder / "drafters-length.svg")
     save_figure(figure, files[-1])
 
