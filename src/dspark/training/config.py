@@ -164,15 +164,16 @@ class FitConfig:
         """Raises ConfigError if ``run`` holds no run, or one of a later version. What an earlier
         one did not know has its default."""
         try:
-            raw = json.loads((run / CONFIG).read_text())
-        except (OSError, ValueError) as error:
+            raw = dict(json.loads((run / CONFIG).read_text()))
+            raw["target_layer_ids"] = tuple(raw["target_layer_ids"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{run} is not a training run: {error}") from error
         if unknown := raw.keys() - {field.name for field in fields(cls)}:
             raise ConfigError(
                 f"{run / CONFIG} has settings that this version does not know: "
                 f"{', '.join(sorted(unknown))}"
             )
-        return cls(**{**raw, "target_layer_ids": tuple(raw["target_layer_ids"])})
+        return cls(**raw)
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
